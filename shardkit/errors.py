@@ -18,7 +18,7 @@ AGAIN = "copy it again from an undamaged copy, or create it again"
 _NAMES = 40  # maximum number of names that an error lists
 
 # The locations an error can name, in the order they are printed.
-_LOCATIONS = ("path", "shard", "position", "key", "field", "offset")
+_LOCATIONS = ("path", "shard", "position", "key", "field", "offset", "line")
 
 # An error of a worker of torch's DataLoader, with its traceback, in another process.
 _FROM_WORKER = re.compile(r"Caught \w+ in \w+ worker process \d+\.\nOriginal Traceback")
@@ -32,7 +32,7 @@ class ShardkitError(Exception):
     found: what was found instead.
     fix: what you can do about it.
     where: where it happened: any of path, shard, position (number of the sample in the shard), key,
-        field, and offset (bytes from the start of the file).
+        field, offset (bytes from the start of the file) and line (from 1, in tables).
 
     Raises TypeError for other locations.
     """

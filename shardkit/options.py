@@ -188,10 +188,11 @@ class TextOptions(Options):
     Without a tokenizer, text is stored as text. With neither field nor tokenizer, the rows of JSON
     and tables are not documents, and all of their columns become fields.
 
-    field: the field with the text of documents in JSON or tables. None: "text" or the only text.
-    keep_fields: with field or a tokenizer, also store the other fields of each document.
+    field: the field with the text of documents. None: with a tokenizer, "text" or the only text.
+    keep_fields: of documents (with a text field or a tokenizer), also store the other fields.
     no_header: the first line of CSV and TSV is a row; columns are called column0, column1, ...
     columns: names of the columns of CSV and TSV without a header, separated by commas.
+    quoting: quotation marks in tables: "auto": around cells, in TSV if it shows; "none": text.
     documents: unit of .txt: "file" or "line"; "auto": files in a folder, lines of a single file.
     encoding: encoding of text files, a Python codec name, or "auto": detected for each file.
     encoding_errors: for undecodable bytes: "strict" stops, "replace" or "ignore" goes on.
@@ -215,6 +216,7 @@ class TextOptions(Options):
     keep_fields: bool = False
     no_header: bool = False
     columns: str | None = None
+    quoting: str = _one_of("auto", "auto", "none")
     documents: str = _one_of("auto", "auto", "file", "line")
     encoding: str = "utf-8"
     encoding_errors: str = _one_of("strict", "strict", "replace", "ignore")
@@ -266,7 +268,7 @@ class TextOptions(Options):
     @property
     def reading(self) -> list[str]:
         """The options for reading text files that are given."""
-        names = ("no_header", "columns", "documents", "encoding", "encoding_errors")
+        names = ("no_header", "columns", "quoting", "documents", "encoding", "encoding_errors")
         return [name for name in names if getattr(self, name) != getattr(TextOptions, name)]
 
 

@@ -100,7 +100,7 @@ MISTAKES: dict[str, Callable[[Path], object]] = {
     "no row in the table": _no_row,
     "Latin-1": _text('{"text": "größe"}\n'.encode("latin-1")),
     "a line that is cut": _text(b'{"text": "a"}\n{"text": \n'),
-    "a JSON array": _text(b'[{"text": "a"}]\n'),
+    "a JSON object over lines": _text(b'{\n"text": "a"}\n'),
     "no size of batches": lambda f: Loader(_shards(f)),
     "a batch too large": lambda f: Loader(_shards(f), batch_size=100, last="drop"),
     "ranks that do not divide": lambda f: Loader(

@@ -104,6 +104,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     keep_fields="",
     no_header="",
     columns="NAMES",
+    quoting="",
     documents="",
     encoding="NAME",
     encoding_errors="",

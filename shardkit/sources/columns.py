@@ -264,9 +264,9 @@ class CellType:
         self.count = self.numbers = 0  # of all cells, and of those that are numbers
         self.misfit: str | None = None  # the first cell that is no number, after some that are
 
-    def add(self, values: Sequence[str | None]) -> None:
-        """Take into account more cells, which may be missing."""
-        cells = [value for value in values if value is not None]
+    def add(self, values: Sequence[str]) -> None:
+        """Take into account more cells; empty ones are missing values."""
+        cells = [value for value in values if value]
         lines = "\n".join([*cells, ""])
         alone = lines.count("\n") == len(cells)  # no cell contains several lines
         for kind in [*self._fits]:

@@ -191,7 +191,7 @@ def test_metadata_that_name_no_image_are_a_problem_and_selections_are_small(imag
     ("file_name,x,x\na.jpg,1,2\n", "two columns of the table have the same name"),
     ('file_name\n"a', "line 2 of the metadata is damaged: a row is not CSV"),
     ("{", "the file is a single JSON object"),
-    ("[]", "the file is a single JSON array"),
+    ("[}", "a JSON array cannot be read"),
     (b"file_name\n\xff.jpg\n", "not valid UTF-8"),
     ("file_name,image\nclass0/000.jpg,1\n", "the name of another field"),
     ("file_name\nclass0/000.jpg\nclass0/000.jpg\n", "names a file a second time"),

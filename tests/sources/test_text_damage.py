@@ -76,16 +76,42 @@ def test_what_json_allows_is_no_error(tmp_path):
 
 
 @cases(
-    "value indent kind",
-    ([{"text": "a"}, {"text": "b"}], None, "array"),
-    ([{"text": "a"}], 2, "array"),
-    ({"text": "a"}, 2, "object"),
+    "content what",
+    ('{\n"text": "a"}', "a single JSON object"),
+    ('[{"text": "a"}, {"text": tru}, {"text": "b"}]', "Expecting value"),
+    ('[{"text": "a"} {"text": "b"}]', "',' is missing"),
+    ('[{"text": "a"}, {"text": "b', "Unterminated string"),
+    ('[{"text": "a"}', "',' is missing"),
+    ('[{"text": "a"}]\n[]', "more after the array"),
+    (b'[{"text": "a"}, {"text": "\xff"}]', "not valid utf-8"),
+    ("[" + '{"a":' * 100_000, "recursion"),
 )
-def test_a_file_of_one_json_value_says_so(tmp_path, value, indent, kind):
-    path = put(tmp_path / "a.json", json.dumps(value, indent=indent))
-    assert "jq" in str(refused(SourceError, f"the file is a single JSON {kind}", stream, path).fix)
+def test_json_that_is_damaged_is_one_error_for_the_rest(tmp_path, content, what):
+    put(tmp_path / "a.json", content)
     put_lines(tmp_path / "b.json", [{"text": "b"}])
-    assert (len(errors(stream(tmp_path))), good(tmp_path)) == (1, ["b"])
+    (error,) = errors(stream(tmp_path))
+    assert what in str(error)
+    assert error.where["path"] == str(tmp_path / "a.json")
+    assert good(tmp_path)[-1] == "b"
+
+
+@pytest.mark.parametrize("block", [7, 1 << 20])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_elements_of_an_array_are_rows_with_their_offsets(
+    tmp_path, block, encoding, monkeypatch
+):
+    monkeypatch.setattr(blocks, "BLOCK", block)
+    rows = [{"text": f"ä\U0001f600 {n}" * n, "n": [n, {}], "x": "]},{"} for n in range(20)]
+    content = json.dumps([*rows, 5], indent=1, ensure_ascii=False).replace("\n", "\r\n")
+    path = put(tmp_path / "a.json", content.encode(encoding))
+    source = stream(path, encoding=encoding.replace("-sig", ""))
+    found = [d.sample for d in source.documents()]
+    assert [s["text"] for s in found[:-1]] == [row["text"] for row in rows]
+    assert isinstance(found[-1], SampleError)
+    assert "not a JSON object" in found[-1].what
+    at = int(found[3]["__key__"].removeprefix("a.json/"))
+    data = path.read_bytes()[at:].decode({"utf-16": "utf-16-le"}.get(encoding, "utf-8"))
+    assert json.JSONDecoder().raw_decode(data)[0] == rows[3]
 
 
 def test_a_quote_that_swallows_too_much_is_an_error_where_it_opens(tmp_path, monkeypatch):

@@ -30,13 +30,15 @@ from shardkit.storage.remote.path import RemotePath
 class Files(FileTable):
     """The table of text files."""
 
-    columns = (*FileTable.columns, "encoding_of", "quoted_of")
+    columns = (*FileTable.columns, "encoding_of", "quoted_of", "delimiter_of")
 
     header: tuple[str, ...] | None = None  # of tables that have none
     encodings: list[str] = field(default_factory=list)
     encoding_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     # Whether the cells of a table are quoted.
     quoted_of: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    # The character between the cells of a table; 0: that of its form.
+    delimiter_of: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
     # Decompressed bytes per compressed byte, by compression.
     ratios: dict[str, float] = field(default_factory=dict)
 
@@ -68,6 +70,7 @@ class Files(FileTable):
             field=field,
             version=int(self.times[index]),
             quoted=bool(self.quoted_of[index]),
+            delimiter=chr(self.delimiter_of[index]).strip("\0"),
             header=self.header,
         )
 
@@ -236,6 +239,8 @@ class TextStream(Stream):
                         taken[LABEL] = label
                     sample = self.selected({"__key__": f"{relative}/{at}", **taken})
                 except SampleError as error:
+                    if cells:
+                        error = cast(SampleError, error.located(line=text.line_of(at)))
                     sample = located(error, text.path, at, f"{relative}/{at}")
                 size = after - done
                 if not name.compression:  # the last line may lack a line end

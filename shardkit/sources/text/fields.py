@@ -155,17 +155,18 @@ class Sampled:
     def __init__(self) -> None:
         self._json: dict[str, JsonType] = {}
         self._cells: dict[str, CellType] = {}
-        self._first: dict[str, list[str | None]] = {}  # cells of some rows, by column
+        self._first: dict[str, Sequence[str]] = {}  # cells of some rows, by column
         self.whole = True  # whether no other document can have more fields
 
     def add(self, rows: Sequence[Mapping[str, Any]], *, cells: bool) -> None:
+        if cells:  # all rows of a table have the same columns
+            columns = zip(*(row.values() for row in rows), strict=True)
+            for name, texts in zip(rows[0], columns, strict=True):
+                self._cells.setdefault(name, CellType()).add(texts)
+                self._first.setdefault(name, texts[:_FIRST])
+            return
         for name, values in _columns(rows).items():
-            if not cells:
-                self._json.setdefault(name, JsonType()).add(values)
-                continue
-            texts = [value or None for value in values]
-            self._cells.setdefault(name, CellType()).add(texts)
-            self._first.setdefault(name, texts[:_FIRST])
+            self._json.setdefault(name, JsonType()).add(values)
 
     def __len__(self) -> int:
         return len(self._json) + len(self._cells)

@@ -17,7 +17,7 @@ import numpy as np
 from shardkit.dataset.card import OUTSIDE, splits_of
 from shardkit.dataset.conditions import names_in
 from shardkit.dataset.folders import below as below_folder
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, near
+from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, drop_option, near
 from shardkit.formats.table_folders import refuse_partitions
 from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
@@ -255,6 +255,7 @@ def _table(folders: list[str], found: list[_Found]) -> Files:
         times=np.array([file.time for file in found], np.int64),
         inodes=np.array([file.inode for file in found], np.uint64),
         encoding_of=np.zeros(len(found), np.uint8),
+        delimiter_of=np.zeros(len(found), np.uint8),
         quoted_of=np.ones(len(found), np.bool_),
     )
 
@@ -407,22 +408,34 @@ def _find_encodings(corpus: _Corpus) -> None:
 
 def _find_headers(corpus: _Corpus) -> None:
     """Set the columns of tables without a header, and whether the cells of each TSV are quoted."""
-    files, kept = corpus.files, 0
+    files, kept, delimiters = corpus.files, 0, Counter[str]()
     every = range(len(files)) if corpus.tables else ()
     tables = [number for number in every if files.name(number).form in TABLES]
+    plain = corpus.options.quoting == "none"
+    if (corpus.options.header is not None or plain) and not tables:
+        raise UsageError(
+            "columns, no_header and quoting are for CSV and TSV only",
+            path=corpus.path,
+            fix="remove --columns, --no-header and --quoting",
+        )
     for index in tables:
-        if files.name(index).form == "tsv":
-            files.quoted_of[index], unclear = files.open(corpus.root, index).quotes()
+        file = files.open(corpus.root, index)
+        if files.name(index).form == "csv":
+            delimiter = file.delimiter_found()
+            files.delimiter_of[index] = ord(delimiter)
+            delimiters[delimiter] += 1
+            files.quoted_of[index] = not plain
+        else:
+            files.quoted_of[index], unclear = (False, 0) if plain else file.quotes()
             kept += unclear
+    corpus.notes += [
+        f"the cells are separated by {delimiter!r} instead of commas in {count:,} CSV files"
+        for delimiter, count in delimiters.items()
+        if delimiter != ","
+    ]
     if kept:
         corpus.notes.append(
             f"quotation marks around {kept:,} cells of TSV belong to the text: no cell needs them"
-        )
-    if corpus.options.header is not None and not tables:
-        raise UsageError(
-            "columns and no_header are for CSV and TSV only",
-            path=corpus.path,
-            fix="remove --columns and --no-header",
         )
     files.header = corpus.options.header
     if files.header == ():  # as many in all tables as in the first one
@@ -448,14 +461,24 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
     if not chat and (not table or types == {LINE_FIELD: Text()}):
         text = _text_of(corpus, sampled, types, column)
     fields = _selected(corpus, recipe, types, (text, column, *chat))
+    if "" in fields.others:
+        raise SourceError(
+            "a column of the table has no name",
+            path=corpus.path,
+            found=_listed(types),
+            fix="name it in the first line (pandas writes no such column with index=False), or"
+            f" convert without it: {drop_option('')}",
+        )
+    if asked is not None:
+        fields = _labelled(corpus, fields, asked, types)
     if chat:
         fields = replace(fields, others={**chat, **fields.others}, unchecked=chat)
     elif text is None:
         corpus.notes += _of_table(sampled, fields, headed=options.header is None)
-    return (fields if asked is None else _labelled(corpus, fields, asked, types)), sampled
+    return fields, sampled
 
 
-def _nothing(path: Path, problem: SampleError | None) -> SourceError:
+def _nothing(path: Path, problem: ShardkitError | None) -> SourceError:
     """Return the error for files without documents, of which the first one has this problem."""
     if problem is None:
         return SourceError(
@@ -528,7 +551,7 @@ def _listed(types: Mapping[str, FieldType]) -> str:
 
 def _of_table(sampled: Sampled, fields: Fields, *, headed: bool) -> Iterator[str]:
     """Yield notes on the columns of tables: their types, and why these may surprise."""
-    kept = {name: kind for name, kind in fields.others.items() if name not in fields.also}
+    kept = {name: kind for name, kind in fields.schema.items() if name not in fields.also}
     yield f"columns that become fields: {_listed(kept)}"
     yield from sampled.almost_numbers()
     if headed and (doubt := sampled.doubtful_header()):
@@ -592,12 +615,13 @@ def _values(corpus: _Corpus, column: str) -> Iterator[Any]:
                     yield record.value.get(column)
 
 
-def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, SampleError | None]:
+def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, ShardkitError | None]:
     """Return what the documents hold, and the error of the first bad one.
 
     These are the first documents of a few files, or all documents of `every` file.
     """
-    sampled, problem = Sampled(), None
+    sampled = Sampled()
+    problem: ShardkitError | None = None
     count = len(corpus.files) if every else _SAMPLE_FILES
     sampled.whole = len(corpus.files) <= count
     for index in _spread(range(len(corpus.files)), count):
@@ -607,8 +631,10 @@ def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, SampleError | Non
             for record in some:
                 if problem is None and isinstance(record.value, SampleError):
                     problem = located(record.value, file.path, record.start)
-            rows = [r.value for r in some if not isinstance(r.value, SampleError)]
-            sampled.add(rows, cells=file.form in TABLES)
+                    if file.form in TABLES:
+                        problem = problem.located(line=file.line_of(record.start))
+            if rows := [r.value for r in some if not isinstance(r.value, SampleError)]:
+                sampled.add(rows, cells=file.form in TABLES)
             if not every:  # lines of text have no other fields
                 sampled.whole &= file.form == "text" or not next(lists, ())
                 break
@@ -654,11 +680,13 @@ def _can_be_cut(root: FilePath, files: Files, index: int) -> bool:
     A row of a table may contain line ends, but only within quotes.
     """
     name, file = files.name(index), files.open(root, index)
-    if name.compression or name.form in ("text", "json"):
+    if name.compression or name.form == "text":
         return not name.compression
-    if name.form == "tsv":
-        return not file.quoted
     try:
+        if name.form == "json":
+            return not file.is_array()
+        if name.form == "tsv" or not file.quoted:
+            return not file.quoted
         return b'"' in '"'.encode(file.encoding) and not file.has_quotes()
     except SampleError:  # which is reported when the file is read
         return False

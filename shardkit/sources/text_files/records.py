@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import csv
+import functools
 import itertools
 import json
 import re
@@ -12,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shardkit.codecs.compression import compression_of
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, ShardkitError
 from shardkit.sources.files import FilePath, Planned, check_unchanged, read_file
-from shardkit.sources.text_files.blocks import blocks, head
+from shardkit.sources.text_files.blocks import BLOCK, blocks, head
 from shardkit.sources.text_files.encodings import MARK_SIZE, MAX_LINE, REPAIR, Decoder, Line, lines
 from shardkit.storage.pointers import refuse_html
 
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+_OTHER_DELIMITERS = (";", "\t", "|")  # of CSV
+_FIRST_LINES = 10  # which show the delimiter
 LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
@@ -26,6 +30,8 @@ _MAX_CELL = 1 << 28
 _MAGIC_SIZE = 10  # bytes that show a compression
 _MANY = 10  # lines of one CSV cell, each with as many commas as the header: they were rows
 _LONGEST = 10_000  # lines of one TSV cell
+_SPACE = re.compile(r"[ \t\r\n]+")
+_CUT = 16  # characters at the end of a text in which a value may only seem to be wrong
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
 
 
@@ -57,6 +63,7 @@ class TextFile:
     field: str | None = None  # a column that a CSV table must have
     version: int = 0  # as `Planned.time`
     quoted: bool = True  # whether the cells of a table are
+    delimiter: str = ""  # between the cells of a table, unless it is that of its form
     header: tuple[str, ...] | None = None  # of a table without one
 
     def records(self, start: int = 0, end: int | None = None) -> Iterator[Record]:
@@ -64,17 +71,58 @@ class TextFile:
 
         Raises SampleError if the rest of the file cannot be read.
         """
+        if self.form == "json" and not start and self.is_array():
+            return _elements(*self._beginning())
         decoder, found = self._lines(start, end)
         if self.form == "text":
             return _records(found, decoder, _line_of_text)
         if self.form == "json":
             return _records(found if start else _one_by_line(found, decoder), decoder, _json_object)
-        rows = _Rows(found, decoder, self.form, self.quoted)
+        rows = self._table(decoder, found)
         return self._rows(rows, self._top() if start else rows)
 
     def _top(self) -> _Rows:
-        decoder, found = self._lines(0, None)
-        return _Rows(found, decoder, self.form, self.quoted)
+        return self._table(*self._lines(0, None))
+
+    def _table(self, decoder: Decoder, found: Iterator[Line]) -> _Rows:
+        return _Rows(found, decoder, self.delimiter or DELIMITERS[self.form], self.quoted)
+
+    def is_array(self) -> bool:
+        """Whether a file of JSON is an array. Raises SampleError if it cannot be read."""
+        decoder, found = self._beginning()
+        text = next(found, b"")[:_HEAD].decode(decoder.encoding, "ignore")
+        return text.lstrip().startswith("[")
+
+    def delimiter_found(self) -> str:
+        """Return what separates the cells of a CSV: another character only if there is no comma.
+
+        It is one that divides the first lines into equally many cells.
+        """
+        with contextlib.suppress(SampleError):  # which is reported when the file is read
+            decoder, found = self._lines(0, None)
+            texts = (decoder.plain_text(line or b"", 0) for _, line in found)
+            some = list(itertools.islice(filter(str.strip, texts), _FIRST_LINES))
+            for delimiter in (",", *_OTHER_DELIMITERS) if some else ():
+                widths = [len(_row_of([line], delimiter)) for line in some]
+                if widths[0] > 1 and (delimiter == "," or len(set(widths)) == 1):
+                    return delimiter
+        return ","
+
+    def line_of(self, offset: int) -> int | None:
+        """Return the number of the line at an offset, from 1; None if finding it takes long."""
+        wide = len("\n".encode(self.encoding)) > 1
+        if wide or self.compression or not isinstance(self.path, str):
+            return None
+        known = _counted(self.path, self.version)
+        start, line = known if known[0] <= offset else (0, 1)
+        with contextlib.suppress(ShardkitError):
+            for block in blocks(self.path, self.size, start=start):
+                line += block[: offset - start].count(b"\n")
+                start += len(block)
+                if start >= offset:
+                    known[:] = offset, line
+                    return line
+        return None
 
     def numbered_columns(self) -> tuple[str, ...]:
         """Name the columns of a table without a header by numbers. Raises SampleError."""
@@ -92,7 +140,7 @@ class TextFile:
                 continue
             if isinstance(row, SampleError):
                 yield Record(start, end, row)
-            elif len(rows.lines) > 1 and _swallowed(rows.lines, rows.form, len(header)):
+            elif len(rows.lines) > 1 and _swallowed(rows.lines, rows.delimiter, len(header)):
                 yield Record(start, end, rows.error_of_lines(start, len(header)))
             elif len(row) == len(header):
                 yield Record(start, end, dict(zip(header, row, strict=True)))
@@ -148,6 +196,11 @@ class TextFile:
             before = start - len(decoder.newline)
             stored = blocks(self.path, self.size, start=before, end=end)
             return decoder, lines(stored, decoder.newline, before, end, midway=True)
+        decoder, stored = self._beginning(end)
+        return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
+
+    def _beginning(self, end: int | None = None) -> tuple[Decoder, Iterator[bytes]]:
+        """Return the bytes from the beginning on, without a byte order mark."""
         stored = blocks(self.path, self.size, self.compression, end=end)
         first = b""
         while len(first) < MARK_SIZE and (block := next(stored, b"")):
@@ -157,8 +210,13 @@ class TextFile:
         if not self.compression:
             _refuse_compressed(self.path, first)
         decoder = self._decoder(first[:MARK_SIZE])
-        stored = itertools.chain([first[decoder.mark :]], stored)
-        return decoder, lines(stored, decoder.newline, decoder.mark, end, midway=False)
+        return decoder, itertools.chain([first[decoder.mark :]], stored)
+
+
+@functools.lru_cache(1)
+def _counted(path: str, version: int) -> list[int]:
+    """An offset in a file and the number of its line, from which further lines are counted."""
+    return [0, 1]
 
 
 def _refuse_compressed(path: FilePath, data: bytes) -> None:
@@ -237,19 +295,99 @@ def _one_by_line(found: Iterator[Line], decoder: Decoder) -> Iterator[Line]:
     """Yield the lines of a file, unless the first one shows that the file is a single value."""
     for start, line in found:
         first = (line or b"")[:64].decode(decoder.encoding, "ignore").strip()
-        if first.startswith("[") or first == "{":
-            kind, jq = ("array", ".[]") if first.startswith("[") else ("object", ".")
+        if first == "{":
             raise decoder.error(
-                f"the file is a single JSON {kind}, not JSON Lines",
+                "the file is a single JSON object, not JSON Lines",
                 start,
-                "one JSON object on every line",
-                repr(first[:30]),
-                f"convert it to JSON Lines: jq -c '{jq}' FILE > FILE.jsonl",
+                "one JSON object on every line, or an array of objects",
+                repr(first),
+                "convert it to JSON Lines: jq -c . FILE > FILE.jsonl; or, if it holds an array"
+                " called rows: jq -c '.rows[]' FILE > FILE.jsonl",
             )
         yield start, line
         if first:
             break
     yield from found
+
+
+def _elements(decoder: Decoder, stored: Iterator[bytes]) -> Iterator[Record]:
+    """Yield the elements of a JSON array. Raises SampleError if the rest of it cannot be read."""
+    text = _Text(decoder, stored)
+    text.skip("[")
+    while text.skip() != "]":
+        start, value = text.at, text.value()
+        if not isinstance(value, dict):
+            expected, found = 'such as {"text": "..."}', repr(value)[:60]
+            what = "an element of the array is not a JSON object"
+            value = decoder.error(what, start, expected, found)
+        yield Record(start, text.at, value)
+        if text.skip() != "]":
+            text.skip(",")
+    text.skip("]")
+    if text.skip():
+        raise text.broken("there is more after the array")
+
+
+class _Text:
+    """JSON that is read block by block, with the offset in the file."""
+
+    def __init__(self, decoder: Decoder, stored: Iterator[bytes]) -> None:
+        self._decoder, self._stored = decoder, stored
+        self._decode = codecs.getincrementaldecoder(decoder.encoding)(decoder.errors).decode
+        self._held, self._next = "", 0  # some text, and the position in it
+        self.at = decoder.mark
+        self._scan = json.JSONDecoder().raw_decode
+
+    def skip(self, expected: str = "") -> str:
+        """Skip white space, and the character that is `expected`; return the one that follows."""
+        while True:
+            space = _SPACE.match(self._held, self._next)
+            self.at += (space.end() - self._next) * len(self._decoder.newline) if space else 0
+            self._next = space.end() if space else self._next
+            if self._next < len(self._held) or not self._read_on():
+                break
+        found = self._held[self._next : self._next + 1]
+        if expected and found != expected:
+            raise self.broken(f"{expected!r} is missing")
+        self._forward(self._next + len(expected))
+        return found
+
+    def value(self) -> Any:
+        while True:
+            try:
+                value, end = self._scan(self._held, self._next)
+            except (ValueError, RecursionError) as error:
+                cut = getattr(error, "pos", 0) + _CUT >= len(self._held)
+                cut |= "Unterminated" in str(error)
+                if cut and len(self._held) - self._next < _MAX_CELL and self._read_on():
+                    continue
+                raise self.broken(getattr(error, "msg", str(error))) from error
+            self._forward(end)
+            return value
+
+    def _forward(self, end: int) -> None:
+        self.at += len(self._held[self._next : end].encode(self._decoder.encoding, "surrogatepass"))
+        self._next = end
+
+    def _read_on(self) -> bool:
+        """Read as many bytes as are held, at least; returns whether there were any."""
+        held = len(self._held) - self._next
+        more = list(itertools.islice(self._stored, 1 + held // BLOCK))
+        try:
+            read = self._decode(b"".join(more), not more)
+        except UnicodeError as error:
+            raise self.broken(f"the bytes are not valid {self._decoder.encoding}") from error
+        self._held, self._next = self._held[self._next :] + read, 0
+        return bool(more)
+
+    def broken(self, what: str) -> SampleError:
+        found = self._held[self._next : self._next + 30]
+        return self._decoder.error(
+            f"the rest of a JSON array cannot be read: {what}",
+            self.at,
+            "an array of objects, separated by commas",
+            repr(found) if found else "the end of the file",
+        )
 
 
 # --- CSV -----------------------------------------------------------------------------------------
@@ -261,17 +399,19 @@ class _Rows:
     csv requests lines one by one, so the offset of a row is that of the next line requested.
     """
 
-    def __init__(self, found: Iterator[Line], decoder: Decoder, form: str, quoted: bool) -> None:
+    def __init__(
+        self, found: Iterator[Line], decoder: Decoder, delimiter: str, quoted: bool
+    ) -> None:
         csv.field_size_limit(max(csv.field_size_limit(), _MAX_CELL))  # for the whole process
         self._found, self.decoder = found, decoder
         self.start = -1  # where the current row begins
         self.at = decoder.mark  # where the next line begins
         self._problem: SampleError | None = None  # in a line of the current row
-        self.form = form
+        self.delimiter = delimiter
         self.lines: list[str] = []  # of the current row
         self._reader = csv.reader(
             self._lines(),
-            delimiter=DELIMITERS[form],
+            delimiter=delimiter,
             quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
             strict=True,
         )
@@ -328,7 +468,8 @@ class _Rows:
             self.start,
             'cells as in RFC 4180: quoted "like this", with quotes inside doubled',
             f"{count:,} lines that belong to it, which may be rows" if several else None,
-            REPAIR + ", which drops all of them" * several,
+            f"{REPAIR}{', which drops all of them' * several}; if quotation marks are text in this"
+            " file, use --quoting none",
         )
 
     def check_header(self, header: list[str], field: str | None) -> None:
@@ -337,7 +478,8 @@ class _Rows:
         if len(set(header)) < len(header):
             expected = "a first line with the names of the columns"
             what = "two columns of the table have the same name"
-            raise self.decoder.error(what, self.start, expected, found)
+            fix = "rename one; if the first line is a row, name the columns: --columns NAME,NAME"
+            raise self.decoder.error(what, self.start, expected, found, fix)
         if field is not None and header and field not in header:
             fix = "say which column is the text: --text-field NAME"
             raise self.decoder.error(f"the table has no column {field!r}", 0, field, found, fix)
@@ -371,7 +513,7 @@ def _quotes_of(lines: Iterable[str]) -> Quotes:
     for text in lines:
         line = text.rstrip("\r\n")
         if not width:
-            if any(cell[:1] == '"' for cell in line.split("\t")) and _row_of([line]):
+            if any(cell[:1] == '"' for cell in line.split("\t")) and _row_of([line], "\t"):
                 return Quotes(quoted=True)
             width = len(line.split("\t")) if line else 0
             continue
@@ -391,29 +533,31 @@ def _quotes_of(lines: Iterable[str]) -> Quotes:
                 continue
         row.append(line)
         if closes == (len(row) > 1):  # no quote is open at the end of this line
-            if len(_row_of(row)) == width:
+            if len(_row_of(row, "\t")) == width:
                 return Quotes(quoted=True)
             row = []
     return Quotes(quoted=False, unclear=0 if plain else unclear)
 
 
-def _row_of(lines: Sequence[str]) -> list[str]:
+def _row_of(lines: Sequence[str], delimiter: str) -> list[str]:
     """Return the cells of lines that are one row with quoted cells; [] if they are not."""
+    given = [f"{line}\n" for line in lines]
     try:
-        rows = list(csv.reader([f"{line}\n" for line in lines], delimiter="\t", strict=True))
+        rows = list(csv.reader(given, delimiter=delimiter, strict=True))
     except csv.Error:
         return []
     return rows[0] if len(rows) == 1 else []
 
 
-def _swallowed(lines: Sequence[str], form: str, width: int) -> bool:
+def _swallowed(lines: Sequence[str], delimiter: str, width: int) -> bool:
     """Return whether a row of a table, over several lines, has a cell that holds what were rows.
 
     In a TSV, a line inside the cell with as many tabs as the header shows it, or both the first and
     the last line. Commas are frequent in text: in a CSV, all of many lines must have as many as the
     header.
     """
-    if width < 2 or (form == "csv" and len(lines) < _MANY):
+    tabs = delimiter == "\t"
+    if width < 2 or (not tabs and len(lines) < _MANY):
         return False
-    first, *inside, last = (line.count(DELIMITERS[form]) == width - 1 for line in lines)
-    return all(inside) if form == "csv" else any(inside) or (first and last)
+    first, *inside, last = (line.count(delimiter) == width - 1 for line in lines)
+    return any(inside) or (first and last) if tabs else all(inside)
