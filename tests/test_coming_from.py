@@ -2,8 +2,11 @@
 
 The other library's code runs in a process of its own on what that library, or a script, wrote;
 ours on the same files. `train` of these notes the pixels and the label of each sample.
+
+The ten tasks are run with all libraries, and their code is counted.
 """
 
+import ast
 import json
 import os
 import re
@@ -20,10 +23,13 @@ from tests import clients
 from tests.forks import forking
 from tests.formats.test_litdata import _START as LITDATA
 from tests.formats.test_mds_streaming import _IMPORT as STREAMING
+from tests.remote.servers import S3
 
-PAGE = (Path(__file__).parent.parent / "docs" / "coming-from.md").read_text("utf-8")
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE, TASKS = (DOCS / "coming-from.md").read_text("utf-8").split("\n## Ten tasks\n")
 BLOCK = re.compile(
-    r"^<!-- (before|after)(?:: (\w+))? -->\n```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^<!-- (before|after|task)(?:: (\w+))? -->\n```(python|sh)\n(.*?)^```$",
+    re.MULTILINE | re.DOTALL,
 )
 SECTIONS = {
     part.partition("\n")[0]: BLOCK.findall(part) for part in re.split(r"^## ", PAGE, flags=re.M)[1:]
@@ -171,11 +177,142 @@ def test_both_give_the_same_samples(section, tmp_path, forks):
             assert _run(forks / "python", RECORD + block + PRINT, tmp_path) == before
 
 
-def _run(python: object, script: str, folder: Path) -> Any:
+# --- ten tasks ------------------------------------------------------------------------------------
+
+# What the tasks find in their folder, and the variables and functions that they use.
+DATA = """
+import csv, pathlib
+import numpy as np, PIL.Image
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+for folder in ("photos/cat", "photos/dog", "flat", "captioned", "essays"):
+    pathlib.Path(folder).mkdir(parents=True)
+rows = [["file", "label"]]
+for number in range(20):
+    pixels = np.random.default_rng(number).integers(0, 255, (64, 80, 3), np.uint8)
+    name, kind = f"{number:02d}", ("cat", "dog")[number % 2]
+    for folder in (f"photos/{kind}", "flat", "captioned"):
+        PIL.Image.fromarray(pixels).save(f"{folder}/{name}.jpg")
+    pathlib.Path(f"captioned/{name}.txt").write_text(f"photo {number} of a {kind}")
+    pathlib.Path(f"essays/{name}.txt").write_text(f"This is essay {number}. " * 20)
+    rows.append([f"{name}.jpg", kind])
+with open("labels.csv", "w", newline="") as file:
+    csv.writer(file).writerows(rows)
+made = Tokenizer(models.BPE())
+made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<eos>"], show_progress=False)
+made.train([str(path) for path in pathlib.Path("essays").iterdir()], trainer)
+made.save("tokenizer.json")
+"""
+WITH = """
+import collections, json, os, subprocess, sys
+import boto3, pandas
+os.chdir(sys.argv[1])
+bucket = sys.argv[2]
+frame = pandas.DataFrame({"x": [n / 2 for n in range(20)], "label": [n % 2 for n in range(20)]})
+seen = collections.defaultdict(collections.Counter)
+def train(*values):
+    assert len({len(value) for value in values}) == 1
+    seen[task]["train"] += len(values[0])
+def validate(*values):
+    seen[task]["val"] += len(values[0])
+def upload(folder, key):
+    client = boto3.client("s3")
+    for path in __import__("pathlib").Path(folder).rglob("*.*"):
+        client.upload_file(str(path), bucket[5:], f"{key}/{path.relative_to(folder).as_posix()}")
+"""
+# How each library starts, and what it uploads before the seventh task.
+LIBRARIES = {
+    "shardkit": ("", "shardkit.convert('photos', 'wds', f'{bucket}/wds')"),
+    "datasets": (
+        "import datasets; datasets.disable_progress_bars()",
+        "photos.to_parquet('photos-parquet/a.parquet'); upload('photos-parquet', 'parquet')",
+    ),
+    "litdata": (
+        LITDATA
+        + """
+import functools, litdata
+from litdata.streaming import downloader
+downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = True
+litdata.optimize = functools.partial(litdata.optimize, num_workers=1, start_method="fork")
+""",
+        "upload('photos-lit', 'litdata')",
+    ),
+    "streaming": (STREAMING, "upload('photos-mds', 'mds')"),
+}
+
+
+def tasks_of(library: str) -> dict[str, list[tuple[str, str]]]:
+    """Task -> its blocks of code, each with its language."""
+    if library == "shardkit":
+        parts = re.split(r"^### ", TASKS, flags=re.M)[1:]
+        titles = [part.partition("\n")[0] for part in parts]
+        blocks = [[block[2:] for block in BLOCK.findall(part)] for part in parts]
+        return dict(zip(titles, blocks, strict=True))
+    text = (DOCS / "tasks" / f"with_{library}.py").read_text("utf-8")
+    imports, *parts = re.split(r"^# (\d+\. .*)$", text, flags=re.M)
+    parts[1] = imports + parts[1]
+    return {t: [("python", code)] for t, code in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def statements(blocks: list[tuple[str, str]]) -> int:
+    """The number of statements, without imports, and of shell commands."""
+    count = 0
+    for language, code in blocks:
+        every = ast.walk(ast.parse(code)) if language == "python" else code.splitlines()
+        kinds = (str, ast.stmt)
+        own = [each for each in every if isinstance(each, kinds)]
+        count += sum(not isinstance(each, ast.Import | ast.ImportFrom) for each in own)
+    return count
+
+
+def test_the_code_of_the_ten_tasks_is_counted():
+    rows = [line.strip("| ").split(" | ") for line in TASKS.splitlines() if line.startswith("| ")]
+    table = {title: counts for title, *counts in rows[1:]}
+    found = {library: tasks_of(library) for library in LIBRARIES}
+    assert all([*tasks] == [*table] for tasks in found.values())
+    assert table == {t: [str(statements(tasks[t])) for tasks in found.values()] for t in table}
+    assert TASKS.count("```") == 2 * sum(map(len, found["shardkit"].values()))
+
+
+@pytest.fixture(scope="module")
+def s3():
+    if S3.missing():
+        pytest.skip(S3.missing())
+    with S3() as server:
+        yield server
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_ten_tasks_give_all_samples(library, tmp_path, s3, monkeypatch):
+    start, upload = LIBRARIES[library]
+    for name, value in {**s3.environ(), "S3_ENDPOINT_URL": s3.endpoint}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    monkeypatch.setenv("PATH", path)
+    script = WITH + DATA + start
+    for task, blocks in tasks_of(library).items():
+        script += f"\n{upload if task.startswith('7.') else ''}\ntask = {task.split('.')[0]}\n"
+        for language, code in blocks:
+            run = f"subprocess.run(['bash', '-euc', {code!r}], check=True)\n"
+            script += run if language == "sh" else code
+    script += "\nprint()\nprint(json.dumps(seen))\n"
+    where = (tmp_path, s3.url(s3.bucket()))
+    if find_spec(library) is None:
+        seen = clients.run(library, script, *where)
+    else:
+        seen = _run(sys.executable, script, *where)
+    numbers = {int(task): sum(counts.values()) for task, counts in seen.items()}
+    assert numbers == {**dict.fromkeys(range(1, 10), 20), 4: 31, 8: 10}
+    assert all(count > 0 for count in seen["9"].values())
+
+
+def _run(python: object, script: str, folder: Path, *arguments: str) -> Any:
     """What the script prints."""
     file = folder / "script.py"
     file.write_text(script)
-    words = [str(python), str(file), str(folder)]
+    words = [str(python), str(file), str(folder), *arguments]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
