@@ -538,10 +538,13 @@ class TextKeywords(TypedDict, total=False):
     keep_fields: bool
     no_header: bool
     columns: str | None
+    quoting: str
     documents: str
     encoding: str
     encoding_errors: str
     tokenizer: str | os.PathLike[str] | None
+    chat_template: str | os.PathLike[str] | None
+    loss_on: str
     special_tokens: str
     append_eos: bool | None
     eos_token: str | None

@@ -134,20 +134,6 @@ def test_a_compressed_table_under_another_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("resize", 8), ("image_format", "png"), ("text_field", "x")]
-)
-def test_an_option_that_belongs_to_another(name, value, tmp_path):
-    rows = [{"image": make_image(3), "x": "text"}]
-    schema = {"image": shardkit.Image(), "x": shardkit.Text()}
-    with pytest.raises(UsageError, match="there is no option") as error:
-        _convert(rows, tmp_path / "o", schema=schema, **{name: value})
-    assert error.value.expected is None
-    typed = str(error.value.fix).removeprefix("give ").replace("...", repr(value))
-    options = eval(f"dict({typed})", {"shardkit": shardkit})
-    assert _convert(rows, tmp_path / "o", schema=schema, **options).samples == 1
-
-
-@pytest.mark.parametrize(
     ("name", "format"),
     [
         ("A", "wds"), ("a/b c", "wds"), ("n" * 17, "beton"), ("__absent__", "mds"),

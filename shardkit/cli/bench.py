@@ -11,6 +11,7 @@ import click
 from shardkit.cli import complain, print_json, search_here, storage_option
 from shardkit.cli.help import Command, Example, options_of
 from shardkit.cli.tables import counted, print_numbers, print_table, size
+from shardkit.errors import printable
 from shardkit.performance.bench import Sweep, bench
 from shardkit.performance.defaults import FOLDER
 
@@ -77,8 +78,8 @@ def command(
         print_json(report)
     else:
         _show(report)
-    errors = {f"{run['contender']}: {run['error']}": None for run in report["runs"] if run["error"]}
-    for error in errors:
+    failed = [run for run in report["runs"] if run["error"]]
+    for error in dict.fromkeys(f"{printable(run['contender'])}: {run['error']}" for run in failed):
         complain(f"shardkit: {error}")
     if all(run["error"] for run in report["runs"]):
         sys.exit(1)

@@ -50,7 +50,10 @@ def as_field(value: Any) -> Any:
         return value
     for kind, convert in _BY_TYPE.items():
         if isinstance(value, kind):
-            return convert(value)
+            try:
+                return convert(value)
+            except RecursionError:  # JSON is stored as deeply nested as Python parses it
+                return value
     return _of_library(value)
 
 
