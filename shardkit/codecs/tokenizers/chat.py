@@ -155,10 +155,11 @@ class ChatTemplate:
                 "messages": _messages(conversation["messages"]),
             }
             template = self._template(variables["tools"] is not None)
-            text, marked = template.render(variables)
+            steps = template.budget(variables)
+            text, marked = template.render(variables, steps)
             check_unicode([text])
             if loss_on == "assistant" and not template.is_marked:
-                marked = _Turns(template, variables, text).spans()
+                marked = _Turns(template, variables, steps, text).spans()
             return text, marked
         except SampleError as error:
             return error
@@ -195,6 +196,7 @@ class _Turns:
 
     template: Template
     variables: Mapping[str, Any]
+    steps: int  # that rendering may take
     text: str
 
     def spans(self) -> list[Span]:
@@ -239,7 +241,7 @@ class _Turns:
     def _render(self, messages: list[Message], prompt: bool = False) -> str:
         variables = {**self.variables, "messages": messages, "add_generation_prompt": prompt}
         try:
-            return self.template.render(variables)[0]
+            return self.template.render(variables, self.steps)[0]
         except SampleError as error:
             raise self._unknown(len(messages) - (not prompt), error) from error
 
@@ -350,14 +352,14 @@ def _check_tokenizer(tokenizer: Tokenizer, tokens: Sequence[str]) -> None:
 
 
 def _notes(templates: Mapping[str, Template], special: Mapping[str, str]) -> list[str]:
-    used = set[str]().union(*(template.variables for template in templates.values()))
+    text = "".join(template.text for template in templates.values())
     notes = [
         f"the chat template uses {name}, which the tokenizer's files do not name: it is empty, as "
         "in transformers"
         for name in ("bos_token", "eos_token")
-        if name in used and name not in special
+        if name in text and name not in special
     ]
-    if "strftime_now" in used:
+    if "strftime_now" in text:
         notes.append(
             "the chat template asks for today's date: it gets 26 July 2024, so that converting "
             "again gives the same tokens"
