@@ -336,6 +336,19 @@ def test_messages_are_given_as_transformers_gives_them(tmp_path):
     assert ids.tolist() == theirs(reference, {"messages": messages})[0]
 
 
+def test_a_text_that_cannot_be_encoded_is_an_error_of_its_conversation(tmp_path):
+    zoo.write_ranks(tmp_path / "cl100k_base.tiktoken")
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}", encoding="utf-8")
+    template = opened(tmp_path, tmp_path / "chat.jinja")
+    contents = ["a", " " * 1_000_000, "b", "\ud800", "c"]
+    found = template.encode_many(
+        [{"messages": [{"role": "user", "content": content}]} for content in contents]
+    )
+    assert [isinstance(one, SampleError) for one in found] == [False, True, False, True, False]
+    with pytest.raises(UsageError, match="loss_on is 'user'"):
+        template.encode(TURNS, loss_on="user")
+
+
 @pytest.mark.parametrize("messages", [[], None, "text", ["text"], [{"role": object()}]])
 def test_what_is_not_a_conversation_is_an_error_of_the_sample(tmp_path, messages):
     with pytest.raises(SampleError):
@@ -403,7 +416,7 @@ HOSTILE = [
     "{% for i in range(99999) %}{{ range(99999) | list | length }}{% endfor %}",
     "{{ range(99999) | select('in', range(99999, 0, -1) | list) | list }}",
     *(
-        "{% set x = 'a' * 9999 %}{% for i in range(99999) %}{{ '' if USE }}{% endfor %}".replace(
+        "{% set x = 'a' * 999 %}{% for i in range(99999) %}{{ '' if USE }}{% endfor %}".replace(
             "USE", use
         )
         for use in ("'b' in x", "x.upper()", "x | upper", "x[1:]", "x == i ~ x[1:]", "x is lower")
@@ -430,14 +443,14 @@ HOSTILE = [
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_hostile_template_ends_in_an_error_within_a_bound(monkeypatch, text):
-    monkeypatch.setattr(budget, "STEPS", 100_000)
+    monkeypatch.setattr(budget, "STEPS", 20_000)
     hostile = template.Template(text, "hostile.jinja")
     hostile.check()
     variables = {"messages": TURNS}
     tracemalloc.start()
     try:
         with pytest.raises(SampleError, match="cannot render") as caught:
-            hostile.render(variables, hostile.budget(variables))
+            hostile.render(variables, hostile.steps(variables))
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
     finally:
         tracemalloc.stop()
@@ -459,4 +472,4 @@ def test_a_filter_without_bounds_does_not_exist(name):
 
 def test_a_huge_conversation_is_refused():
     with pytest.raises(SampleError, match="too large"):
-        template.Template("", "x").budget({"messages": ["a" * (1 << 24)]})
+        template.Template("", "x").steps({"messages": ["a" * (1 << 24)]})

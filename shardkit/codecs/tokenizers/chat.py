@@ -9,7 +9,7 @@ guessed: where the borders cannot be told, the conversation is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,10 +123,24 @@ class ChatTemplate:
 
         A conversation is a mapping of the template's variables: `messages`, `tools` and others.
         """
+        if loss_on not in LOSS_ON:
+            raise UsageError(f"loss_on is {loss_on!r}", expected=" or ".join(LOSS_ON))
         rendered = [self._rendered(variables, loss_on) for variables in conversations]
         texts = [one for one in rendered if not isinstance(one, SampleError)]
-        encoded = iter(self._encoded(texts, loss_on))
+        encoded: Iterator[tuple[Tokens, Mask] | SampleError]
+        try:
+            encoded = iter(self._encoded(texts, loss_on))
+        except SampleError:  # one by one, to find out which one fails
+            encoded = iter([self._encoded_one(text, loss_on) for text in texts])
         return [one if isinstance(one, SampleError) else next(encoded) for one in rendered]
+
+    def _encoded_one(
+        self, text: tuple[str, list[Span]], loss_on: str
+    ) -> tuple[Tokens, Mask] | SampleError:
+        try:
+            return self._encoded([text], loss_on)[0]
+        except SampleError as error:
+            return error
 
     def _encoded(
         self, texts: list[tuple[str, list[Span]]], loss_on: str
@@ -155,7 +169,7 @@ class ChatTemplate:
                 "messages": _messages(conversation["messages"]),
             }
             template = self._template(variables["tools"] is not None)
-            steps = template.budget(variables)
+            steps = template.steps(variables)
             text, marked = template.render(variables, steps)
             check_unicode([text])
             if loss_on == "assistant" and not template.is_marked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -80,14 +81,16 @@ class Tokenizers:
 
     def encode_with_offsets(self, texts: Sequence[str]) -> list[Encoded]:
         found = self.tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            Encoded(np.array(one.ids, np.uint32), *np.array(one.offsets, np.int64).reshape(-1, 2).T)
-            for one in found
-        ]
+        return [Encoded(np.array(one.ids, np.uint32), *_pairs(one.offsets)) for one in found]
 
     def decode(self, ids: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
         return text
+
+
+def _pairs(offsets: Sequence[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    flat = np.fromiter(itertools.chain.from_iterable(offsets), np.int64, 2 * len(offsets))
+    return flat.reshape(-1, 2).T
 
 
 def make_encoding(

@@ -307,7 +307,7 @@ class Template:
         """Whether the template marks what is generated."""
         return re.search(r"\{%-?\s*generation\s*-?%\}", self.text) is not None
 
-    def budget(self, variables: Mapping[str, Any]) -> int:
+    def steps(self, variables: Mapping[str, Any]) -> int:
         """Return the steps that rendering these variables may take.
 
         Raises SampleError for variables that are too large, or other than JSON.
