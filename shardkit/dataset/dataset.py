@@ -127,6 +127,7 @@ class Dataset(Views):
             self._format = get_format(format)
         self.temporary = False  # whether no later run can find it again
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
+        self.partitions: dict[str, list[str | None]] = {}  # columns in the names of shards' folders
         # By shard: its files in a store, and what the manifest says about them.
         self.remote_files: dict[str, list[tuple[str, Info]]] = {}
         self.beside: Mapping[str, int] = {}  # other files in the folder, by kind

@@ -36,7 +36,7 @@ from shardkit.errors import (
     warn,
 )
 from shardkit.formats import FORMATS, format_of, unknown_format
-from shardkit.formats.table_folders import partitions, refuse_files_of_table, refuse_partitions
+from shardkit.formats.table_folders import partition_columns, partitioned, refuse_files_of_table
 from shardkit.formats.unsupported import kind_of_file
 from shardkit.helpers import os_errors
 from shardkit.helpers.checked import MAX_BYTES
@@ -314,9 +314,10 @@ def _third_party(
     if format == "parquet":
         refuse_files_of_table((folder / name).parent for name in names)
     dataset = Dataset(folder, format, [(name, None, None) for name in names], None)
-    parts = [part for name in names if partitions(part := posixpath.dirname(name))]
-    if parts:
-        refuse_partitions(folder, parts, format, dataset.schema)
+    columns = partition_columns(folder, [posixpath.dirname(name) for name in names], format)
+    if lost := {name: values for name, values in columns.items() if name not in dataset.schema}:
+        dataset.partitions = lost
+        dataset.unusable = {**dataset.unusable, **{n: partitioned(folder, n) for n in lost}}
     dataset.beside = ignored or {}
     return dataset
 

@@ -15,7 +15,7 @@ from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.dataset.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.errors import DamagedError, FormatError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format, unsupported
-from shardkit.formats.table_folders import partitions, refuse_partitions, refuse_table
+from shardkit.formats.table_folders import refuse_table, without_partitions
 from shardkit.formats.unsupported import kind_by_name, kind_of_folder, not_read
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.splits import KINDS, common_start, in_order, refuse_synonyms
@@ -120,10 +120,6 @@ def look_into(
 def _add_rest(found: Contents, walk: Walk, about: list[str], *, only_card: bool) -> None:
     """Count what the walk ignored, and the images shown in README.md if there are other data."""
     if found.shards:
-        for name, format in () if found.listed else found.shards.items():
-            folder = _holder(name, format)
-            if partitions(folder) and not manifests.has_manifest(found.root / folder):
-                refuse_partitions(found.root, [folder], format)  # `label=cat` would be lost
         found.ignored += walk.ignored
     if found.shards or not only_card:
         found.ignored.update(map(kind_of_file, about))
@@ -298,7 +294,8 @@ def shards_by_split(
     elif len(every) < 2:
         every = {"": next(iter(every.values()), names)}
     for split_names in every.values() if not found.listed else ():
-        folders = dict.fromkeys(_holder(name, found.shards[name]) for name in split_names)
+        holders = (_holder(name, found.shards[name]) for name in split_names)
+        folders = dict.fromkeys(map(without_partitions, holders))
         if len(folders) > 1:
             raise _several(found.root, "shards", list(folders))
     return every

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.formats.unsupported import Kind, not_read
@@ -35,15 +36,9 @@ PETASTORM = Kind(
     "a dataset of Petastorm, which encodes the values of its Parquet files",
     "read it with petastorm.make_reader, and write its samples with shardkit.create",
 )
-# Formats of tables, and how pyarrow.dataset is told to read them.
-_READ = {
-    "parquet": "'parquet'",
-    "arrow": "'ipc'",
-    "csv": "'csv'",
-    "json": "'json'",
-    "tsv": "pyarrow.dataset.CsvFileFormat(pyarrow.csv.ParseOptions(delimiter='\\t'))",
-}
+_TABLES = ("parquet", "arrow", "csv", "json", "tsv")  # formats that others divide into partitions
 _PARTITION = re.compile(r"([^\W\d]\w*)=.*")
+_MISSING = "__HIVE_DEFAULT_PARTITION__"  # the value of rows that have none
 _FURTHER = ("data",)  # a folder of Iceberg that holds the files, below the table's own
 # Files and folders that are only in a table of such a kind.
 _MARKS = {"_delta_log": DELTA, ".hoodie": HUDI}
@@ -94,29 +89,44 @@ def partitions(folder: str | PurePosixPath | Path) -> dict[str, str]:
     return found
 
 
-def refuse_partitions(
-    root: Path, folders: Iterable[str], format: str, columns: Collection[str] = ()
-) -> None:
-    """Raise UsageError if folders below `root` name a column other than `columns`: it is lost."""
-    for folder in folders if format in _READ else ():
-        lost = [name for name in partitions(folder) if name not in columns]
-        if lost:
-            raise partitioned(root, lost[0], folder, format)
+def partition_values(folder: str) -> dict[str, str | None]:
+    """The columns that the folders of a relative path name, and their values: `label=cat/day=1`."""
+    parts = [part.partition("=") for part in folder.split("/") if _PARTITION.fullmatch(part)]
+    return {unquote(n): None if text == _MISSING else unquote(text) for n, _, text in parts}
 
 
-def partitioned(root: Path, column: str, folder: str, format: str) -> UsageError:
-    """Return the error for files in folders that hold a column in their names."""
-    fix = (
-        "write the table to one file: import pyarrow.csv, pyarrow.dataset, pyarrow.parquet;"
-        " pyarrow.parquet.write_table(pyarrow.dataset.dataset("
-        f"{str(root)!r}, partitioning='hive', format={_READ[format]}).to_table(), 'table.parquet')"
-    )
+def without_partitions(folder: str) -> str:
+    """Return a relative path without the folders that name columns."""
+    return "/".join(part for part in folder.split("/") if not _PARTITION.fullmatch(part))
+
+
+def partition_columns(
+    root: Path, folders: Sequence[str], format: str
+) -> dict[str, list[str | None]]:
+    """Return the columns that the folders of files name, and the value of each folder.
+
+    Raises UsageError if they do not name the same columns: rows would lack values.
+    """
+    found = [partition_values(folder) for folder in folders] if format in _TABLES else []
+    for folder, values in zip(folders, found, strict=False):
+        if values.keys() != found[0].keys():
+            raise UsageError(
+                "the folders of the table do not name the same columns",
+                path=root,
+                expected=f"{', '.join(found[0]) or 'no column'}, as in {folders[0] or '.'!r}",
+                found=f"{', '.join(values) or 'no column'} in {folder or '.'!r}",
+                fix="convert folders with the same columns, or move the other files away",
+            )
+    return {name: [values[name] for values in found] for name in (found[0] if found else ())}
+
+
+def partitioned(root: Path, column: str) -> UsageError:
+    """Return the error for reading a table without a column that its folders name."""
     return UsageError(
         f"this is a partitioned table: the column {column!r} is in the names of its folders, not in"
-        " its files, and would be lost",
+        " its files",
         path=root,
-        found=f"the folder {folder!r}",
-        fix=f"{fix}; without the column, convert one of the folders",
+        fix=f"convert it, which makes a field of the column: shardkit convert {root} --to parquet",
     )
 
 

@@ -9,7 +9,8 @@ Each imports only those on lines below its own:
     layouts text/
     api arrays/ exported metadata united
     candidate image_folder inputs subset tables transcripts
-    coco dataset duplicates file_table key_lists labels packages sequence text_files/ voc
+    coco dataset duplicates file_table key_lists labels packages partitioned sequence
+      text_files/ voc
     annotations base columns conversations files imagenet
 """
 

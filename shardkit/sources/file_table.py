@@ -136,8 +136,11 @@ class FileTable:
     def key(self, index: int) -> str:
         return self.odd_keys.get(index) or key_of(self.stem(index))
 
+    def folder(self, index: int) -> str:
+        return str(self.folders[self.folder_of[index]])
+
     def relative(self, index: int) -> str:
-        folder = self.folders[self.folder_of[index]]
+        folder = self.folder(index)
         return f"{folder}/{self.names[index]}" if folder else self.names[index]
 
     def planned(self, index: int) -> Planned:

@@ -27,6 +27,7 @@ from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.dataset import DatasetSource
 from shardkit.sources.img2dataset import of_shards
 from shardkit.sources.inputs import group_inputs
+from shardkit.sources.partitioned import with_partitions
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.walk import is_folder, kind_of_file, scandir
@@ -84,6 +85,7 @@ def _open(candidate: Candidate) -> Splits:
         name: of_shards(path, dataset) if dataset.manifest is None else DatasetSource(dataset)
         for name, dataset in found.items()
     }
+    every = with_partitions(every, found)
     sources = candidate.labelled(every)
     next(iter(sources.values())).ignored |= _companions(path, found)
     lost = without_manifest(path, found.values())
@@ -153,7 +155,7 @@ def _companions(path: Path, datasets: Mapping[str, Dataset]) -> Counter[str]:
 def of_shard_files(files: Sequence[Path], recipe: Recipe) -> dict[str, Source]:
     """Return the samples of several shards of one format, by split."""
     found = open_files(files, together=recipe.split == "none")
-    return {name: DatasetSource(dataset) for name, dataset in found.items()}
+    return with_partitions({name: DatasetSource(d) for name, d in found.items()}, found)
 
 
 def of_dataset(dataset: Dataset, recipe: Recipe) -> Source:

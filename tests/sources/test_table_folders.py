@@ -82,27 +82,69 @@ def test_tables_that_are_more_than_their_files(make, way, named, tmp_path):
         shardkit.open(tmp_path / "t" / way)
 
 
-@pytest.mark.parametrize("form", ["parquet", "csv", "tsv", "jsonl"])
-@pytest.mark.parametrize("way", ["", "*/*", "*"])
-def test_columns_in_names_of_folders(form, way, tmp_path, monkeypatch):
-    """The refusal's fix gives a table with the column; one folder alone gives a note."""
-    texts = {"csv": "x,s\n1,a\n2,b\n", "tsv": "x\ts\n1\ta\n2\tb\n"}
-    lines = '{"x": 1, "s": "a"}\n{"x": 2, "s": "b"}\n'
-    for label in ("cat", "dog"):
-        path = tmp_path / "t" / f"label={label}" / f"p.{form}"
-        _parquet(path) if form == "parquet" else _file(path, texts.get(form, lines))
-    with pytest.raises(ShardkitError, match="column 'label' is in the names") as raised:
-        shardkit.convert(tmp_path / "t" / way, to="arrow", out=tmp_path / "o")
-    if way != "*":
-        code = re.search(r"import .*'table.parquet'\)", str(raised.value.fix))
-        assert code is not None
-        monkeypatch.chdir(tmp_path)
-        exec(code[0], {})
-        shardkit.convert("table.parquet", to="arrow", out="o", workers=0)
-        assert [(s["x"], s["s"], s["label"]) for s in shardkit.open("o")] == [
-            (x, s, label) for label in ("cat", "dog") for x, s in zip(*ROWS.values(), strict=True)
-        ]
-    done = shardkit.convert(tmp_path / "t/label=cat", to="arrow", out=tmp_path / "one", workers=0)
+TEXTS = {
+    "csv": "x,s\n1,a\n2,b\n",
+    "tsv": "x\ts\n1\ta\n2\tb\n",
+    "jsonl": '{"x": 1, "s": "a"}\n{"x": 2, "s": "b"}\n',
+}
+FORMS = ["parquet", *TEXTS]
+
+
+def _table(top: Path, form: str, *folders: str) -> None:
+    for folder in folders:
+        path = top / folder / f"p.{form}"
+        _parquet(path) if form == "parquet" else _file(path, TEXTS[form])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("way", ["", "*/*"])
+def test_columns_in_names_of_folders_become_fields(form, way, tmp_path):
+    _table(tmp_path / "t", form, "label=a%2Fb", "label=__HIVE_DEFAULT_PARTITION__", "label=dog")
+    for name, options, found in (
+        ("all", {}, lambda s: (s["x"], s["s"], s.get("label"))),
+        ("named", {"label_column": "label", "where": "label == 'dog'"}, lambda s: s["label"]),
+        ("dropped", {"drop": ["label"]}, len),
+    ):
+        out, skip = tmp_path / name, {"on_error": "skip"}
+        shardkit.convert(tmp_path / "t" / way, "arrow", out, workers=0, **options, **skip)
+        ds = shardkit.open(out)
+        expected = {
+            "all": [
+                (x, s, label) for label in (None, "a/b", "dog") for x, s in ((1, "a"), (2, "b"))
+            ],
+            "named": [ds.class_names.get("label", ("a/b", "dog")).index("dog")] * 2,
+            "dropped": [3] * 6,
+        }
+        assert [found(sample) for sample in ds] == expected[name]
+    assert shardkit.verify(tmp_path / "all", against=tmp_path / "t" / way).sound
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_columns_in_names_of_folders_have_types_and_belong_to_all_files(form, tmp_path):
+    _table(tmp_path / "t", form, "train/day=1/h=0.5", "train/day=2/h=1", "test/day=3/h=2")
+    shardkit.convert(tmp_path / "t", "arrow", tmp_path / "out", workers=0)
+    ds = shardkit.open(tmp_path / "out/train")
+    assert [(s["x"], s["day"], s["h"]) for s in ds] == [
+        (1, 1, 0.5),
+        (2, 1, 0.5),
+        (1, 2, 1),
+        (2, 2, 1),
+    ]
+    assert [s["day"] for s in shardkit.open(tmp_path / "out/test")] == [3, 3]
+    _table(tmp_path / "u", form, "day=1", "day=2/h=1")
+    with pytest.raises(ShardkitError, match="do not name the same columns") as raised:
+        shardkit.convert(tmp_path / "u", "arrow", tmp_path / "no", workers=0)
+    assert raised.value.found == "day, h in 'day=2/h=1'"
+
+
+def test_a_partitioned_table_is_converted_to_be_opened_and_its_parts_are_not_mixed(tmp_path):
+    _table(tmp_path / "t", "parquet", "label=cat", "label=dog")
+    with pytest.raises(ShardkitError, match="the column 'label' is in the names") as raised:
+        shardkit.open(tmp_path / "t")
+    assert f"shardkit convert {tmp_path / 't'} --to parquet" in str(raised.value.fix)
+    with pytest.raises(ShardkitError, match="the column 'label' is in the names"):
+        shardkit.convert(tmp_path / "t" / "*", "arrow", tmp_path / "o", workers=0)
+    done = shardkit.convert(tmp_path / "t/label=cat", "arrow", tmp_path / "one", workers=0)
     assert any("column 'label'" in note for note in done.notes)
 
 

@@ -19,6 +19,7 @@ from shardkit.sources.file_table import FileSource, FileTable
 from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.labels import LABEL
 from shardkit.sources.metadata import add_columns
+from shardkit.sources.partitioned import values_of
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text_files import TABLES, Name, parse_name
 from shardkit.sources.text_files.records import LINE_FIELD, TextFile
@@ -223,6 +224,7 @@ class TextStream(Stream):
         text = self._files.open(self._root, file, self._errors, self._fields.text)
         cells = name.form in TABLES
         fields, labels = self._fields, self._files.labels
+        named = values_of(self._files.folder(file), fields.folders)
         label = labels[self._files.folder_of[file]] if labels else None
         done = start  # where the last document ended
         try:
@@ -234,7 +236,7 @@ class TextStream(Stream):
                 try:
                     if isinstance(value, SampleError):
                         raise value
-                    taken, ignored = fields.take(value, cells=cells)
+                    taken, ignored = fields.take({**value, **named}, cells=cells)
                     if label is not None:
                         taken[LABEL] = label
                     sample = self.selected({"__key__": f"{relative}/{at}", **taken})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, Array, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.sources.columns import CELLS, CellType, JsonType, is_exact
 from shardkit.sources.labels import LABEL, Labels
+from shardkit.sources.partitioned import types_of
 from shardkit.sources.text_files.records import LINE_FIELD
 
 _FIRST = 100  # rows whose cells are compared with the header
@@ -35,6 +36,7 @@ class Fields:
     unchecked: Collection[str] = ()  # those of `others` whose values are passed as they are
     label: Labels | None = None  # made from a field of type `label_kind`
     label_kind: FieldType = Text()  # noqa: RUF009 - it is frozen
+    folders: Mapping[str, FieldType] = field(default_factory=dict)  # columns in folders' names
 
     @property
     def schema(self) -> Schema:
@@ -54,7 +56,7 @@ class Fields:
             sample[LABEL] = self._label(self.label, values, cells)
         for name, kind in self.others.items():
             value = values.get(name)
-            if value is not None and not (cells and not value):
+            if value is not None and not (cells and value == ""):
                 known = name in self.unchecked
                 sample[name] = value if known else self._fitted(name, kind, value, cells)
         if len(values) == len(sample):
@@ -64,7 +66,7 @@ class Fields:
     def _left_out(self, values: Mapping[str, Any], taken: Sample, cells: bool) -> Sequence[str]:
         names = []
         for name, value in values.items():
-            missing = value is None or (cells and not value)
+            missing = value is None or (cells and value == "")
             if missing or name in taken or not self.selection.has(name):
                 continue
             if self.label is not None and name == self.label.column:
@@ -94,7 +96,7 @@ class Fields:
                 return JsonText(text)
             if isinstance(kind, Text) and isinstance(value, str):
                 _check_unicode(name, value)
-            if cells and type(kind) in CELLS:
+            if cells and type(kind) in CELLS and isinstance(value, str):
                 return CELLS[type(kind)](value)
             return kind.check(_array(value, kind) if isinstance(kind, Array) else value)
         except (TypeError, ValueError, OverflowError, RecursionError):
@@ -180,6 +182,12 @@ class Sampled:
             if other != found.kind:
                 types[name] = Float() if {found.kind, other} == {Int(), Float()} else Json()
         return types
+
+    def add_folders(self, columns: Mapping[str, Sequence[str | None]]) -> dict[str, FieldType]:
+        """Add columns in the names of folders; return the types of those that no file has."""
+        added = types_of({n: texts for n, texts in columns.items() if n not in self.types})
+        self.types |= added
+        return added
 
     def of_documents(self) -> dict[str, FieldType]:
         """The types, where further documents may have other values: lists and true stay general."""

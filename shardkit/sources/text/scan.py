@@ -18,7 +18,7 @@ from shardkit.dataset.card import OUTSIDE, splits_of
 from shardkit.dataset.conditions import names_in
 from shardkit.dataset.folders import below as below_folder
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError, drop_option, near
-from shardkit.formats.table_folders import refuse_partitions
+from shardkit.formats.table_folders import partition_columns
 from shardkit.formats.unsupported import way_with
 from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import Split, grouped
@@ -31,6 +31,7 @@ from shardkit.sources.file_table import odd_keys
 from shardkit.sources.files import FilePath, below, file_path
 from shardkit.sources.labels import LABEL, LabelColumn, find_labels
 from shardkit.sources.metadata import GivenTable, join
+from shardkit.sources.partitioned import values_of
 from shardkit.sources.text.classes import label_folders
 from shardkit.sources.text.documents import Files, Ranges, TextFiles, TextStream, located
 from shardkit.sources.text.fields import Fields, Sampled, choose
@@ -451,16 +452,15 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
         if not corpus.tables and (problem or len(corpus.files) > _SAMPLE_FILES):
             return Fields(LINE_FIELD, {}), sampled
         raise _nothing(corpus.path, problem)
+    folders = sampled.add_folders(_in_folders(corpus))
     types = sampled.types if table else sampled.of_documents()
-    if corpus.tables:
-        form = corpus.files.name(0).form
-        refuse_partitions(corpus.path, corpus.files.folders, form, list(types))
     column = None if asked is None else asked.column
     chat = _conversations(corpus.path, options, types, recipe.selection)
     text = None
     if not chat and (not table or types == {LINE_FIELD: Text()}):
         text = _text_of(corpus, sampled, types, column)
     fields = _selected(corpus, recipe, types, (text, column, *chat))
+    fields = replace(fields, folders=folders)
     if "" in fields.others:
         raise SourceError(
             "a column of the table has no name",
@@ -476,6 +476,13 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
     elif text is None:
         corpus.notes += _of_table(sampled, fields, headed=options.header is None)
     return fields, sampled
+
+
+def _in_folders(corpus: _Corpus) -> Mapping[str, Sequence[str | None]]:
+    """Return the columns that the folders of tables name, with the value of each folder."""
+    files = corpus.files
+    used = [files.folders[number] for number in np.unique(files.folder_of)]
+    return partition_columns(corpus.path, used, files.name(0).form) if corpus.tables else {}
 
 
 def _nothing(path: Path, problem: ShardkitError | None) -> SourceError:
@@ -601,18 +608,19 @@ def _labelled(
             f"the field {asked.column!r} is the text", fix="choose another field as the label"
         )
     kind = types[asked.column]
-    labels = find_labels(asked, kind, lambda: _values(corpus, asked.column))
+    labels = find_labels(asked, kind, lambda: _values(corpus, fields, asked.column))
     return replace(fields, label=labels, label_kind=kind)
 
 
-def _values(corpus: _Corpus, column: str) -> Iterator[Any]:
+def _values(corpus: _Corpus, fields: Fields, column: str) -> Iterator[Any]:
     """Yield the values of a field in all documents that can be read."""
     for index in range(len(corpus.files)):
+        named = values_of(corpus.files.folder(index), fields.folders)
         with contextlib.suppress(SampleError):  # which is reported when the file is read
             file = corpus.files.open(corpus.root, index, corpus.options.encoding_errors)
             for record in file.records():
                 if isinstance(record.value, dict):
-                    yield record.value.get(column)
+                    yield {**record.value, **named}.get(column)
 
 
 def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, ShardkitError | None]:
