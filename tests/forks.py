@@ -51,7 +51,8 @@ def forking() -> Iterator[Path]:
             file.write_text(_CLIENT.format(python=sys.executable, address=address))
             file.chmod(0o755)
         command = [sys.executable, "-m", "tests.forks", address]
-        environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # as the command itself has it
+        # As the command itself has it; on processors that are shared, torch's threads only wait.
+        environ = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT, env=environ) as server:
             assert server.stdout is not None
             assert server.stdout.readline() == b"\n"

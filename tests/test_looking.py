@@ -22,7 +22,8 @@ from shardkit.schema import Array, Image, Images, Int, Text
 from shardkit.storage import fs
 from shardkit.testing import EVERYTHING, everything, make_image
 from tests.conftest import few
-from tests.conversion.text_corpora import few_words, write_corpus
+from tests.conversion.test_chats import PLAIN, TEMPLATE
+from tests.conversion.text_corpora import few_words, write_corpus, write_lines
 from tests.terminals import on_terminal
 from tests.test_cli import run
 
@@ -222,6 +223,23 @@ def test_tokens_are_decoded(tmp_path, format):
     assert path is not None
     path.write_text("{}")
     assert "not decoded: the tokenizer file of" in run("head", tmp_path / "out").stdout
+
+
+def test_what_is_learned_of_conversations_is_shown(tmp_path):
+    template = tmp_path / "template"
+    template.write_text(TEMPLATE)
+    (tmp_path / "words.json").write_text(json.dumps(few_words(400)))
+    source = write_lines(tmp_path / "in.jsonl", [{"messages": PLAIN * 2}])
+    text = shardkit.TextOptions(tokenizer=tmp_path / "words.json", chat_template=template)
+    shardkit.convert(source, "wds", tmp_path / "out", text=text, workers=0)
+    shown = run("head", tmp_path / "out").stdout
+    assert "; learned: 4 of 14 tokens | w3 w13 | w3 w13 \n" in shown
+    shown = on_terminal("cat", tmp_path / "out", 0)
+    assert "\r\n  learned: 4 of 14 tokens\r\n  w3 w13\r\n  w3 w13" in shown
+    # A mask of something else is an array like any other.
+    data = write(tmp_path / "x", [{"__key__": "a", "loss_mask": np.ones(2, bool)}],
+                 {"loss_mask": Array("|b1", (2,))})  # fmt: skip
+    assert "bool (2,): True, True \n" in run("head", data).stdout
 
 
 def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path):

@@ -9,6 +9,9 @@ r"""Train a tiny GPT on blocks of tokens, with one process or several, and conti
 docs/text.md trains such a tokenizer. The second run by torchrun goes on where the first one ended,
 or was killed: with the next block, and with the losses of a run that never stopped. Any number of
 processes may continue it that divides the global batch.
+
+Blocks may be of documents or of conversations (docs/instruction-tuning.md). Of conversations, only
+what the assistant says is learned.
 """
 
 import argparse
@@ -19,11 +22,11 @@ import os
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.functional import cross_entropy, pad, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import shardkit
-from shardkit.torch import Loader
+from shardkit.torch import Loader, documents
 
 
 class GPT(nn.Module):
@@ -60,22 +63,15 @@ class Layer(nn.Module):
         return x + self.mlp(x)
 
 
-def documents(batch):
-    """Positions inside of documents, what a token may see, and which tokens are to be foretold.
-
-    A block holds documents one after the other; `doc_ends` has the end of each.
-    """
-    place = torch.arange(batch["tokens"].shape[1])
-    document, position, real = [], [], []
-    for ends in batch["doc_ends"]:
-        number = torch.bucketize(place, ends, right=True)  # padding comes behind the last one
-        document.append(number)
-        position.append(place - pad(ends, (1, 0))[number])
-        real.append(number < len(ends))
-    document, position, real = map(torch.stack, (document, position, real))
+def inputs(batch):
+    """Positions inside of documents, what a token may see, and which tokens are to be foretold."""
+    found = documents(batch)
+    document, position = found["segment_ids"], found["position_ids"]
     mask = (document[:, :, None] == document[:, None, :]).tril()
     # Nothing foretells a first token. Blocks that fill up the last batch do not count.
-    counts = real & (position > 0) & batch["valid"][:, None]
+    counts = (document > 0) & (position > 0) & batch["valid"][:, None]
+    if "loss_mask" in batch:  # conversations, of which only what the assistant says is learned
+        counts &= batch["loss_mask"]
     return position, mask, counts
 
 
@@ -112,13 +108,14 @@ def train(options: argparse.Namespace, rank: int = 0, processes: int = 1) -> Non
     model = DistributedDataParallel(net) if processes > 1 else net
 
     for batch in itertools.islice(endless(loader), options.steps - step):
-        position, mask, counts = documents(batch)
+        position, mask, counts = inputs(batch)
         logits = model(batch["tokens"], position, mask)[:, :-1]
         labels = batch["tokens"].masked_fill(~counts, -100)[:, 1:]
         losses = cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
         # Each process divides by the tokens of all of them; the mean that DistributedDataParallel
         # makes of gradients becomes a sum.
-        loss = losses / summed(counts.sum())
+        learned = summed(counts.sum())
+        loss = losses / learned
         optimizer.zero_grad()
         (loss * processes).backward()
         optimizer.step()
@@ -126,7 +123,8 @@ def train(options: argparse.Namespace, rank: int = 0, processes: int = 1) -> Non
 
         mean = summed(loss.detach()).item()
         if rank == 0:
-            report({"epoch": loader.epoch, "step": step, "loss": mean}, options.log_file)
+            line = {"epoch": loader.epoch, "step": step, "loss": mean, "learned": learned.item()}
+            report(line, options.log_file)
         if rank == 0 and step % options.checkpoint_every == 0:  # all ranks have the same state
             save(
                 options.checkpoint,

@@ -15,6 +15,7 @@ from shardkit.cli.tables import print_text
 
 if TYPE_CHECKING:
     from shardkit.dataset.dataset import Dataset
+    from shardkit.sample import Sample
 
 
 class _Cat(Command):
@@ -90,13 +91,15 @@ def _show_all(dataset: Dataset, index: int) -> None:
     sample = dataset.read(index)
     print_text(f"sample {index}: {sample.pop(KEY)!r}")
     for field, value in sample.items():
-        _show(dataset, field, value, f"{field!r}: ")
+        _show(dataset, field, value, f"{field!r}: ", sample)
 
 
-def _show(dataset: Dataset, field: str, value: Any, before: str = "") -> None:
+def _show(
+    dataset: Dataset, field: str, value: Any, before: str = "", sample: Sample | None = None
+) -> None:
     from shardkit.inspection.samples import in_words
 
-    lines = in_words(dataset, field, value).split("\n")
+    lines = in_words(dataset, field, value, sample=sample).split("\n")
     if before and len(lines) > 1:
         lines = ["", *(f"  {line}" for line in lines)]
     print_text("\n".join([before + lines[0], *lines[1:]]))

@@ -76,7 +76,7 @@ def _show(dataset: Dataset, index: int, split: str) -> None:
     key = sample.pop(KEY)
     rows = []
     for field, value in sample.items():
-        words = " ".join(in_words(dataset, field, value, short=True).split())
+        words = " ".join(in_words(dataset, field, value, True, sample).split())
         if len(words) > _CHARACTERS:
             whole = f" ({len(value):,} characters)" if isinstance(value, str) else ""
             words = f"{words[:_CHARACTERS]}...{whole}"

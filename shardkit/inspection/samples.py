@@ -25,6 +25,7 @@ from shardkit.errors import (
     warn,
 )
 from shardkit.formats.base import KEY
+from shardkit.sample import Sample
 from shardkit.schema import Array, Bytes, Encoded, Image, Images, Int, Json, Text, images_in
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -116,8 +117,13 @@ def value_of(dataset: Dataset, index: int, field: str | None) -> tuple[str, Any]
     return next(iter(sample.items()))
 
 
-def in_words(dataset: Dataset, field: str, value: Any, short: bool = False) -> str:
-    """A value as text, complete or `short`. Text keeps its line breaks and is not escaped."""
+def in_words(
+    dataset: Dataset, field: str, value: Any, short: bool = False, sample: Sample | None = None
+) -> str:
+    """A value as text, complete or `short`. Text keeps its line breaks and is not escaped.
+
+    A `loss_mask` is shown as the tokens of its `sample` that are learned.
+    """
     kind = dataset.schema.get(field)
     if isinstance(kind, Image | Images):
         return "\n".join(map(image_in_words, images_in(kind, value))) or "no images"
@@ -127,8 +133,12 @@ def in_words(dataset: Dataset, field: str, value: Any, short: bool = False) -> s
         return f"{len(value):,} bytes: {value[:_BYTES]!r}" + "..." * (len(value) > _BYTES)
     if isinstance(kind, Array):
         some = printable(", ".join(map(str, _first(value)))) + ", ..." * (value.size > _VALUES)
-        about = [f"{value.dtype} {value.shape}: {some}", *_text(dataset, field, value, short)]
-        return ("; as text: " if short else "\n").join(about)
+        about = f"{value.dtype} {value.shape}: {some}"
+        if field == "loss_mask" and sample is not None:
+            text, before = _learned(dataset, sample.get("tokens"), value, short), "; "
+        else:
+            text, before = _text(dataset, field, value, short), "; as text: "
+        return (before if short else "\n").join([about, *text])
     if isinstance(kind, Json):
         return json.dumps(value, ensure_ascii=False, indent=None if short else 2)
     names = dataset.class_names.get(field, ()) if isinstance(kind, Int) else ()
@@ -152,6 +162,17 @@ def _text(dataset: Dataset, field: str, tokens: Any, short: bool) -> list[str]:
     except ShardkitError as error:  # such as a missing library
         return [f"(not decoded: {'; '.join(filter(None, (error.what, error.fix)))})"]
     return [] if text is None else [text + "..." * (len(some) < len(tokens))]
+
+
+def _learned(dataset: Dataset, tokens: Any, mask: Any, short: bool) -> list[str]:
+    """How many tokens are learned, and each run of them as text. Nothing for other arrays."""
+    if mask.ndim != 1 or mask.shape != np.shape(tokens):
+        return []
+    borders = np.flatnonzero(np.diff(mask != 0, prepend=False, append=False)).reshape(-1, 2)
+    texts = [_text(dataset, "tokens", tokens[start:stop], short) for start, stop in borders]
+    count = f"learned: {np.count_nonzero(mask):,} of {len(mask):,} tokens"
+    found = [count, *itertools.chain(*texts)]
+    return [" | ".join(found)] if short else found
 
 
 def json_of(dataset: Dataset, index: int) -> dict[str, Any]:

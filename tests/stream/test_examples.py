@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,10 @@ import torch
 from tokenizers import ByteLevelBPETokenizer
 
 import shardkit
+from shardkit.metadata.manifest import load
+from tests.codecs import tokenizer_zoo
+from tests.conversion.test_chats import TEMPLATE
+from tests.conversion.text_corpora import few_words, write_lines
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -41,6 +46,24 @@ def blocks(tmp_path_factory):
     return folder / "blocks"
 
 
+@pytest.fixture(scope="module")
+def chats(tmp_path_factory):
+    """Packed conversations, in which the assistant repeats the word of the user."""
+    folder, draw = tmp_path_factory.mktemp("chats"), random.Random(0)
+    tokenizer_zoo.write_json(folder, few_words(400))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    words = [[f"w{draw.randrange(9)}" for _ in range(draw.randrange(1, 9))] for _ in range(150)]
+    turns = ([turn for word in of for turn in roles(word)] for of in words)
+    source = write_lines(folder / "chats.jsonl", ({"messages": one} for one in turns))
+    text = shardkit.TextOptions(tokenizer=folder, chat_template="auto", seq_len=64)
+    shardkit.convert(source, to="arrow", out=folder / "chats", text=text, workers=1)
+    return folder / "chats"
+
+
+def roles(word):
+    return [{"role": role, "content": word} for role in ("user", "assistant")]
+
+
 def command(example, folder, processes, steps, *options):
     """How to run an example in a folder of its own, alone or by torchrun."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
@@ -51,9 +74,10 @@ def command(example, folder, processes, steps, *options):
 
 
 def losses(folder):
-    """Epoch and loss of each step in a log."""
+    """Epoch, loss and number of learned tokens of each step in a log."""
     lines = (folder / "log.jsonl").read_text().splitlines()
-    return {line["step"]: (line["epoch"], line["loss"]) for line in map(json.loads, lines)}
+    about = ("epoch", "loss", "learned")
+    return {line["step"]: tuple(map(line.get, about)) for line in map(json.loads, lines)}
 
 
 def run_until(steps, example, folder, processes, *options):
@@ -115,14 +139,31 @@ def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
     assert list(whole) == list(range(1, end + 1))
     assert list(after) == list(range(kept + 1, end + 1)), f"killed behind step {kept}"
     assert {**before, **after} == whole, f"killed behind step {kept}"
-    curve = [loss for _, loss in whole.values()]
+    curve = [loss for _, loss, _ in whole.values()]
     assert sum(curve[-10:]) < sum(curve[:10]), "nothing was learnt"
 
     if processes == 2:  # the same samples by one process: sums of floats come in another order
         alone = run_until(kept + 8, example, tmp_path / "fewer", 1, "--resume")
         assert list(alone) == list(range(kept + 1, kept + 9))
-        for step, (epoch, loss) in alone.items():
-            assert (epoch, pytest.approx(loss, rel=1e-3)) == whole[step]
+        for step, (epoch, loss, learned) in alone.items():
+            assert (epoch, pytest.approx(loss, rel=1e-3), learned) == whole[step]
+
+
+@pytest.mark.large
+def test_of_conversations_the_assistant_is_learned_by_any_number_of_processes(chats, tmp_path):
+    """S4: a run by two processes goes on with one, with the tokens of a run by one process."""
+    example, two = (ROOT / "docs/examples/train_gpt.py", chats), tmp_path / "two"
+    whole = run_until(24, example, tmp_path / "one", 1)
+    found = {**run_until(9, example, two, 2), **run_until(24, example, two, 1, "--resume")}
+    assert list(found) == list(whole) == list(range(1, 25))
+    for step, (epoch, loss, learned) in found.items():
+        assert (epoch, pytest.approx(loss, rel=1e-3), learned) == whole[step]
+    curve = [loss for _, loss, _ in whole.values()]
+    assert sum(curve[-8:]) < sum(curve[:8]), "nothing was learnt"
+    # In an epoch, each of the assistant's tokens is learned once.
+    of_epoch = [learned for epoch, _, learned in whole.values() if epoch == 0]
+    assert len(of_epoch) < len(whole)
+    assert sum(of_epoch) == load(chats).text["learned"]
 
 
 @pytest.mark.docs
