@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import math
 import numbers
@@ -70,7 +71,7 @@ class Options(ShortRepr):
     """Base of the options of a conversion, which are checked as their declarations say."""
 
     def __post_init__(self) -> None:
-        check_texts(self)
+        check_types(self)
         for f in fields(self):  # type: ignore[arg-type]
             if choices := f.metadata.get("choices"):
                 check_choice(self, f.name, (None, *choices) if f.default is None else choices)
@@ -423,14 +424,11 @@ class ConvertOptions(Options):
     def _check_selection(self) -> None:
         for name in ("fields", "drop", "include_class", "exclude_class", "beside"):
             value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(n, str) for n in value or ()):
-                raise UsageError(f"{name} must be a list of names", found=repr(value))
             object.__setattr__(self, name, None if value is None else tuple(value))
-        if not isinstance(self.rename, Mapping):
-            raise UsageError("rename must be a dict of names", found=repr(self.rename))
         if not all(self.rename.values()):
             raise UsageError("a field cannot be renamed to an empty name", found=repr(self.rename))
-        if isinstance(self.classes, str) or not isinstance(self.classes, Iterable | None):
+        lists = self.classes.values() if isinstance(self.classes, Mapping) else [self.classes]
+        if not all(names is None or _are_names(names) for names in lists):
             raise UsageError("classes must be a list of names", found=repr(self.classes))
         if self.fields is not None and (self.drop or self.text.keep_fields):
             other = "drop" if self.drop else "keep_fields"
@@ -450,8 +448,6 @@ class ConvertOptions(Options):
         self._requires(given, ray, "engine='ray'", "give engine='ray'")
         if ray and self.workers == 0:
             raise UsageError("workers=0 cannot be combined with engine='ray'")
-        if not isinstance(self.ray_options, Mapping):
-            raise UsageError("ray_options must be a dict", found=repr(self.ray_options))
 
     @property
     def bounded(self) -> bool:
@@ -639,19 +635,45 @@ def _may_be_none(kind: type[Any], name: str) -> bool:
     return any("None" in str(names.get(name)) for names in every if name in names)
 
 
-def check_texts(options: Any) -> None:
-    """Raises UsageError for an option that must be text according to its annotation, but is not."""
+def _are_names(value: object) -> bool:
+    return isinstance(value, list | tuple | set | frozenset | dict) and all(
+        isinstance(name, str) for name in value
+    )
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike)
+
+
+# By annotation, without " | None": whether a value is of this type, and what it must be.
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "True or False"),
+    "str": (lambda value: isinstance(value, str), "text"),
+    "str | os.PathLike[str]": (_is_path, "a path"),
+    "str | os.PathLike[str] | Sequence[str]": (
+        lambda value: _is_path(value) or _are_names(value),
+        "a path or a list of names",
+    ),
+    "Sequence[str]": (_are_names, "a list of names"),
+    "dict[str, str]": (lambda value: isinstance(value, Mapping), "a dict of names"),
+    "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "a dict"),
+}
+
+
+def check_types(options: Any) -> None:
+    """Raises UsageError for an option that is not of the type of its annotation."""
     for f in fields(options):
         value = getattr(options, f.name)
-        checked = f.type in ("str", "str | None") and f.name != "split"
-        if checked and not isinstance(value, str | None):
-            raise UsageError(f"{f.name} must be text", found=f"{value!r:.200}")
+        is_right, what = _KINDS.get(str(f.type).removesuffix(" | None"), (None, ""))
+        optional = value is None and str(f.type).endswith(" | None")
+        if is_right is not None and f.name != "split" and not optional and not is_right(value):
+            raise UsageError(f"{f.name} must be {what}", found=f"{value!r:.200}")
 
 
 def check_choice(options: Any, name: str, allowed: Sequence[str | None]) -> None:
     """Raises UsageError if the value of an option is not one of those allowed."""
     value = getattr(options, name)
-    if value not in allowed:
+    if not isinstance(value, str | None) or value not in allowed:
         words = ", ".join(repr(choice) for choice in allowed if choice is not None)
         raise UsageError(f"{name} must be one of {words}", found=repr(value))
 
@@ -703,15 +725,13 @@ def _is_number(text: str) -> bool:
 
 def parse_split(text: str) -> dict[str, float]:
     """Parse the shares of "train=0.9,val=0.1"; empty for "auto" and "none"."""
-    if text in ("auto", "none"):
-        return {}
     shares: dict[str, float] = {}
-    try:
-        for part in text.split(","):
-            name, share = part.split("=")
-            shares[name.strip()] = float(share)
-    except (ValueError, AttributeError):  # not text
-        shares = {}
+    if isinstance(text, str):
+        if text in ("auto", "none"):
+            return {}
+        with contextlib.suppress(ValueError):
+            parts = [part.split("=") for part in text.split(",")]
+            shares = {name.strip(): float(share) for name, share in parts}
     good = all(_is_split(name) for name in shares) and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(

@@ -307,6 +307,8 @@ class Schema(Mapping[str, FieldType]):
         self._fields = dict(fields)
 
     def __getitem__(self, name: str) -> FieldType:
+        if not isinstance(name, str):  # it may not even be hashable
+            raise KeyError(name)
         return self._fields[name]
 
     def __iter__(self) -> Iterator[str]:

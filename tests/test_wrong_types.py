@@ -1,5 +1,9 @@
 """What is not of the type that a function takes is refused with a sentence, and a way out."""
 
+import contextlib
+import inspect
+import itertools
+
 import datasets
 import numpy as np
 import pytest
@@ -7,8 +11,10 @@ import pytest
 import shardkit
 import shardkit.stream
 from shardkit import Array, Int, Schema, concatenate, convert
+from shardkit.metadata.recipe import Recipe
 
 ROWS = [{"label": number} for number in range(3)]
+ONE = Schema({"label": Int()})
 HF_SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
 
 
@@ -41,6 +47,13 @@ HF_SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
         (lambda out: Array(object), "cannot have this dtype"),
         (lambda out: Array("f4", 3), "the shape of an array"),
         (lambda out: Array("f4", (3, -1)), "the shape of an array"),
+        (lambda out: shardkit.verify(out, decode="yes"), "decode must be True or False"),
+        (lambda out: shardkit.inspect(out, samples="all"), "samples must be a whole number"),
+        (lambda out: shardkit.media_info(5), "data must be the bytes"),
+        (lambda out: convert(ROWS, "wds", out, part=5), "invalid part"),
+        (lambda out: convert(ROWS, ["wds"], out), "there is no format"),
+        (lambda out: shardkit.StreamOptions(batching=5), "batching must be a Bucket"),
+        (lambda out: shardkit.Dataset.from_sequence(ROWS, ONE).column(["label"]), "no field"),
         (lambda out: concatenate(["out"]), "concatenate needs a list of datasets"),
         (lambda out: concatenate([]), "concatenate needs a list of datasets"),
         (lambda out: shardkit.Dataset.from_sequence(ROWS), "these samples have no schema"),
@@ -51,6 +64,41 @@ def test_it_is_refused(call, words, tmp_path):
         call(tmp_path / "out")
     assert words in str(error.value)
     assert not (tmp_path / "out").exists()
+
+
+VALUES: list[object] = [
+    *(None, -1, 0, 3.5, float("nan"), 10**30, True, "big", "", b"x", [], ["a"], [1], ("x", 2), {1}),
+    *({}, {"a": 1}, object(), np.array([1, 2]), int, len),
+]
+OPTIONS = (
+    *(shardkit.ConvertOptions, shardkit.ImageOptions, shardkit.AudioOptions, shardkit.TextOptions),
+    *(shardkit.StreamOptions, shardkit.Bucket, shardkit.Dynamic, shardkit.Pack),
+)
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_options_of_any_value_are_taken_or_refused(kind):
+    """No bare error: neither when they are made, nor when a recipe is made of them."""
+    parameters = inspect.signature(kind).parameters
+    needed = {name: 8 for name, p in parameters.items() if p.default is inspect.Parameter.empty}
+    taken = 0
+    for name, value in itertools.product(parameters, VALUES):
+        with contextlib.suppress(shardkit.UsageError):
+            made = kind(**{**needed, name: value})
+            if kind is shardkit.ConvertOptions:
+                Recipe.of("wds", made).to_json()
+            taken += 1
+    assert 0 < taken < len(parameters) * len(VALUES) / 2
+
+
+@pytest.mark.parametrize("name", inspect.signature(convert).parameters)
+def test_arguments_of_convert_of_any_value_are_taken_or_refused(name, tmp_path):
+    own = {"source": ROWS, "to": "wds", "out": tmp_path / "out", "workers": 0}
+    if name in ("progress", "workers"):  # the user's function; as many processes as are asked for
+        return
+    for value in VALUES:
+        with contextlib.suppress(shardkit.ShardkitError):
+            convert(**{**own, "overwrite": True, name: value})
 
 
 def test_what_is_no_sample_and_no_batch_is_named(tmp_path):

@@ -14,7 +14,7 @@ import numpy as np
 from shardkit.codecs import image
 from shardkit.codecs.image import unusable
 from shardkit.codecs.media_info import MediaInfo, NotMediaError, check_end, probe
-from shardkit.errors import MissingLibraryError, SampleError
+from shardkit.errors import MissingLibraryError, SampleError, UsageError
 from shardkit.sample import Sample
 from shardkit.schema import (
     TYPES,
@@ -124,6 +124,8 @@ def media_info(data: bytes) -> MediaInfo:
     ValueError) for anything but audio and video, its subclass CutMediaError for truncated files, as
     far as the format shows this, and MissingLibraryError if the library is not installed.
     """
+    if not isinstance(data, bytes | bytearray | memoryview):
+        raise UsageError("data must be the bytes of a file", found=type(data).__name__)
     format = format_of(data)
     if format is None:
         raise NotMediaError(image.describe(data))

@@ -64,7 +64,7 @@ def convert(
     """
     began = time.monotonic()
     checked = ConvertOptions.of(**options)
-    part_of = PartOf.parse(part) if isinstance(part, str) else part
+    part_of = part if isinstance(part, PartOf | None) else PartOf.parse(part)
     if part_of is not None and checked.engine == "ray":
         raise UsageError(
             "parts are for clusters without Ray, and engine='ray' uses all of one",
@@ -91,7 +91,7 @@ def _convert(
     part: PartOf | None,
 ) -> ConvertResult:
     workers = checked.processes(source)
-    declared = FORMATS.get(to)
+    declared = FORMATS.get(to) if isinstance(to, str) else None
     preload = [declared.module] if declared else []
     images = checked.image.active or checked.transform is not None
     if images:

@@ -21,7 +21,7 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
     """Decorate a function whose `**options` are the fields of dataclasses, or those of functions.
 
     `help`, notebooks and `inspect` show all options, with their defaults and descriptions. An
-    unknown name raises UsageError, which suggests similar names.
+    unknown name raises UsageError, which suggests similar names; so does a flag that is not a bool.
     """
 
     def decorate(function: Function) -> Function:
@@ -30,10 +30,13 @@ def takes(*sources: Callable[..., Any]) -> Callable[[Function], Function]:
         first = {p.name for p in every}
         every += [p for source in sources for p in _by_name(source) if p.name not in first]
         known = [p.name for p in every if p.kind in _BY_NAME and p.name != "self"]
+        flags = {p.name for p in every if p.annotation == "bool"}
 
         @functools.wraps(function)
         def call(*args: Any, **options: Any) -> Any:
-            for name in options:
+            for name, value in options.items():
+                if name in flags and not isinstance(value, bool):
+                    raise UsageError(f"{name} must be True or False", found=f"{value!r:.200}")
                 if name not in known:
                     fix = option_instead(name, known)
                     expected = near(name, known) if fix is None else None

@@ -20,7 +20,7 @@ class PartOf(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> PartOf:
         """Parse I/N. Raises UsageError unless I is from 1 to N."""
-        found = _WORDS.fullmatch(text)
+        found = _WORDS.fullmatch(text) if isinstance(text, str) else None
         part = None if found is None else cls(int(found[1]), int(found[2]))
         if part is None or not 1 <= part.number <= part.total:
             raise UsageError(

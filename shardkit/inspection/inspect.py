@@ -15,10 +15,11 @@ from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.display.previews import describe
 from shardkit.dataset.find import open_splits, without_manifest
 from shardkit.dataset.statistics import encoded_stats, values_of
-from shardkit.errors import SampleError
+from shardkit.errors import SampleError, UsageError
 from shardkit.helpers.checked import plain
 from shardkit.helpers.keywords import takes
 from shardkit.metadata.manifest import FieldStats
+from shardkit.options import is_whole
 from shardkit.schema import Int
 from shardkit.storage import fs
 
@@ -44,6 +45,8 @@ def inspect(
     Counts and sizes come from the manifest or, for data from other tools, from headers and small
     fields. Raises the errors of `shardkit.open` and of reading.
     """
+    if not is_whole(samples) or samples < 0:
+        raise UsageError("samples must be a whole number from 0 up", found=f"{samples!r:.100}")
     source, datasets, incomplete = opened(path, storage_options)
     if list(datasets) == [""]:
         report = report_of(datasets[""], str(source), samples, full)

@@ -281,7 +281,7 @@ def _least_padding(lengths: Numbers, buckets: int) -> tuple[int, ...]:
 
 def _boundaries(bounds: Sequence[int]) -> tuple[int, ...]:
     whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) for n in bounds)
-    if not whole or any(a < 0 for a in bounds) or any(np.diff(bounds) <= 0):
+    if not whole or any(a < 0 for a in bounds) or any(np.diff([*bounds]) <= 0):
         raise UsageError(
             "boundaries must be increasing lengths",
             expected="such as (64, 128, 256), or the number of buckets",

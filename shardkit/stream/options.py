@@ -108,6 +108,7 @@ class StreamOptions(ShortRepr):
             ("cache", cache, '"memory", "decoded" or a folder'),
             ("weights", weights, "positive numbers"),
             ("fields", fields and not isinstance(self.fields, str), "a list of names"),
+            ("batching", isinstance(self.batching, Batching | None), "a Bucket, Dynamic or Pack"),
             ("collate", self.collate is None or callable(self.collate), "a function"),
         ):
             if not right:
