@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -79,6 +79,10 @@ class StreamingDataset(Familiar):
         """Number of batches, or samples, in an epoch of this rank."""
         return self.schedule().steps(self.epoch)
 
+    def __getitem__(self, index: object) -> NoReturn:
+        """Raises UsageError: samples come in the order of an epoch."""
+        raise not_indexed("StreamingDataset", index)
+
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         typed = self.stream.transforms.typed if self.stream.own_collate is None else dict
@@ -133,6 +137,15 @@ class StreamingDataset(Familiar):
         # Workers that a DataLoader spawns know nothing of torch.distributed in this process.
         world = world_to_send(self._sent)
         return {**self.__dict__, "_stream": None, "_scheduled": None, "_sent": world}
+
+
+def not_indexed(name: str, index: object) -> UsageError:
+    """Return the error for `dataset[index]`."""
+    return UsageError(
+        f"a {name} does not support indexing",
+        found=f"{name}[{index!r:.100}]",
+        fix=f"iterate over the {name} itself; shardkit.open(path)[index] gives single samples",
+    )
 
 
 def checked_epoch(epoch: int) -> int:

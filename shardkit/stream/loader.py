@@ -28,7 +28,7 @@ from shardkit.helpers.words import parse_size
 from shardkit.options import check_numbers
 from shardkit.stream.batch_sizes import BatchSizes
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch, Memory
-from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch
+from shardkit.stream.dataset import BadSampleBudget, StreamingDataset, checked_epoch, not_indexed
 from shardkit.stream.options import StreamKeywords, StreamOptions
 from shardkit.stream.profile import Profile, Times
 from shardkit.stream.quality import warn_of_small_cache, warn_of_sorted
@@ -135,11 +135,7 @@ class Loader(Familiar):
 
     def __getitem__(self, index: object) -> NoReturn:
         """Raises UsageError: a DataLoader would ask for samples by index."""
-        raise UsageError(
-            "a Loader does not support indexing",
-            found=f"loader[{index!r}]",
-            fix="iterate over the Loader itself; shardkit.open(path) gives single samples",
-        )
+        raise not_indexed("Loader", index)
 
     def __iter__(self) -> Iteration:
         if self._next() == (0, START) and self.dataset.world().rank == 0:

@@ -355,6 +355,8 @@ def test_batches_are_not_batched_again(photos, workers):
             next(iter(DataLoader(loader, batch_size=size, num_workers=workers)))
         with pytest.raises(UsageError, match="does not support indexing"):
             next(iter(DataLoader(loader.dataset, batch_size=size)))
+    with pytest.raises(UsageError, match=r"shardkit\.open\(path\)\[index\]"):
+        _ = dataset[0]
 
 
 @pytest.mark.parametrize("name", ["torch.distributed", "RANK"])
