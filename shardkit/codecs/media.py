@@ -122,7 +122,8 @@ def media_info(data: bytes) -> MediaInfo:
 
     Only headers are read, with soundfile or PyAV for all formats but WAV. Raises NotMediaError (a
     ValueError) for anything but audio and video, its subclass CutMediaError for truncated files, as
-    far as the format shows this, and MissingLibraryError if the library is not installed.
+    far as the format shows this, MissingLibraryError if the library is not installed, and
+    UsageError for anything but bytes.
     """
     if not isinstance(data, bytes | bytearray | memoryview):
         raise UsageError("data must be the bytes of a file", found=type(data).__name__)
