@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 import transformers
 
-from shardkit.codecs.tokenizers import budget, load_tokenizer, template
+from shardkit.codecs.tokenizers import budget, chat, load_tokenizer, template
 from shardkit.codecs.tokenizers.chat import ChatTemplate
 from shardkit.errors import SampleError, UsageError
 from tests.codecs import chat_templates as chats
@@ -241,6 +241,16 @@ def test_a_border_that_cannot_be_told_is_refused(tmp_path, why):
         template.encode(TURNS)
     assert "--loss-on all" in caught.value.fix
     assert template.encode(TURNS, loss_on="all")[1].all()
+
+
+def test_a_conversation_whose_beginnings_take_too_long_is_refused(tmp_path, monkeypatch):
+    template = opened(of_family(tmp_path, "ChatML", marked=False))
+    template.encode(TURNS * 50)
+    monkeypatch.setattr(chat, "_STEPS", 10_000)
+    template.encode(TURNS)
+    with pytest.raises(SampleError, match="does not mark") as caught:
+        template.encode(TURNS * 50)
+    assert "too many steps" in caught.value.found
 
 
 def test_a_mark_whose_position_is_not_known_is_refused(tmp_path):

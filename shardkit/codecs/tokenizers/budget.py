@@ -23,7 +23,7 @@ from jinja2.runtime import Context, Undefined
 
 # A rendering has these steps, and as many as reading the conversation so many times takes.
 STEPS = 1_000_000
-PASSES = 128
+PASSES = 64
 LARGEST = 1 << 21  # conversation, in steps of reading it
 CHARACTERS = 8  # that are read or written in one step
 _FREE = 64  # characters of a text

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ LOSS_ON = ("assistant", "all")
 _CONFIG = "tokenizer_config.json"
 # The names under which a message has what the model thinks; templates read the first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
+_STEPS = 100_000_000  # of rendering all beginnings of a conversation: some seconds
 _PROBE = "ContentOfTheMessage"  # put in place of a message's content to find what surrounds it
 
 
@@ -170,7 +171,7 @@ class ChatTemplate:
             }
             template = self._template(variables["tools"] is not None)
             steps = template.steps(variables)
-            text, marked = template.render(variables, steps)
+            text, marked, _ = template.render(variables, steps)
             check_unicode([text])
             if loss_on == "assistant" and not template.is_marked:
                 marked = _Turns(template, variables, steps, text).spans()
@@ -204,7 +205,7 @@ def _mask(encoded: Encoded, spans: Sequence[Span]) -> Mask:
     return inside
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Turns:
     """A conversation rendered by a template without marks: the rule in the module's docstring."""
 
@@ -212,6 +213,7 @@ class _Turns:
     variables: Mapping[str, Any]
     steps: int  # that rendering may take
     text: str
+    left: int = field(default_factory=lambda: _STEPS)
 
     def spans(self) -> list[Span]:
         """Return the spans of the assistant's messages; raises SampleError if one is unknown."""
@@ -255,7 +257,10 @@ class _Turns:
     def _render(self, messages: list[Message], prompt: bool = False) -> str:
         variables = {**self.variables, "messages": messages, "add_generation_prompt": prompt}
         try:
-            return self.template.render(variables, self.steps)[0]
+            steps = min(self.steps, self.left)
+            text, _, left = self.template.render(variables, steps)
+            self.left -= steps - left
+            return text
         except SampleError as error:
             raise self._unknown(len(messages) - (not prompt), error) from error
 

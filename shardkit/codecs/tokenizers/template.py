@@ -322,14 +322,14 @@ class Template:
             ) from error
         return budget.STEPS + budget.PASSES * size
 
-    def render(self, variables: Mapping[str, Any], steps: int) -> tuple[str, list[Span]]:
-        """Return the text, and the spans that the template marks as generated, in characters.
+    def render(self, variables: Mapping[str, Any], steps: int) -> tuple[str, list[Span], int]:
+        """Return the text; the spans of it that are marked, in characters; and the steps left.
 
         Raises SampleError for variables that the template cannot render in so many steps.
         """
-        template = _compiled(self.text, self.path)
+        template, rendering = _compiled(self.text, self.path), Rendering(steps)
         try:
-            return _text_and_spans(template, variables, Rendering(steps))
+            return *_text_and_spans(template, variables, rendering), rendering.steps
         except RecursionError as error:
             raise self._failure("RecursionError: it is nested too deeply", error) from error
         except (BudgetError, TemplateError) as error:
