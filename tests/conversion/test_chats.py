@@ -97,15 +97,14 @@ def test_files_of_every_kind_hold_the_same_conversations(tokenizer, tmp_path):
     records = [{"messages": [SYSTEM, *PLAIN]}, {"messages": PLAIN * 2}]
     expected = [([10, 4, 13, *IDS], [0, 0, 0, *MASK]), (IDS * 2, MASK * 2)]
     lines = write_lines(tmp_path / "a.jsonl", records)
-    table = pa.Table.from_pylist(records)
-    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "array.json").write_text(json.dumps(records))
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "a.parquet")
     with (tmp_path / "a.csv").open("w", newline="") as file:
         rows = [[json.dumps(record["messages"])] for record in records]
         csv.writer(file).writerows([["messages"], *rows])
     shardkit.convert(tmp_path / "a.parquet", "hf", tmp_path / "stored", workers=0)
-    sources = (lines, tmp_path / "a.parquet", tmp_path / "a.csv", tmp_path / "stored")
-    for number, source in enumerate(sources):
-        assert convert(source, tmp_path / f"out{number}", tokenizer) == expected
+    for number, name in enumerate(("a.jsonl", "array.json", "a.parquet", "a.csv", "stored")):
+        assert convert(tmp_path / name, tmp_path / f"out{number}", tokenizer) == expected
     for to in ("wds", "parquet", "lmdb"):
         assert convert(lines, tmp_path / to, tokenizer, to) == expected
 
