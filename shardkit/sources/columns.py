@@ -24,6 +24,7 @@ from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Te
 
 CHUNK = 4096  # values that are packed at a time
 _DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
+_DIGITS = 21  # more than an Int has
 _NOT_FINITE = {"nan", "NaN", "inf", "-inf", "Infinity", "-Infinity"}
 _TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OF_JSON = {str, int, float, bool, list, dict}
@@ -353,7 +354,7 @@ def is_exact(value: Any) -> bool:
 
 
 def whole_number(text: str) -> int:
-    number = int(text)
+    number = int(text[:_DIGITS])
     if str(number) != text or abs(number) >= 2**63:
         raise ValueError
     return number

@@ -228,3 +228,20 @@ def test_rows_without_values_and_labels(tmp_path):
     ds = shardkit.open(tmp_path / "out")
     assert [(s.get("a"), s["label"]) for s in ds] == [(None, 0), (2, 1)]
     assert ds.class_names["label"] == ("cat", "dog")
+
+
+def test_words_for_true_are_class_names_as_labels(tmp_path):
+    path = put(tmp_path / "a.csv", "a,ok\n1,True\n2,False\n")
+    assert types(path) == {"a": Int, "ok": Bool}
+    source = open_sources(path, Recipe("arrow", label_column="ok"))[""]
+    assert source.class_names == {"label": ("False", "True")}
+    assert [s["label"] for s in samples(source)] == [1, 0]
+
+
+def test_names_of_columns_without_end_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("shardkit.sources.text.scan._MAX_COLUMNS", 100)
+    path = put(tmp_path / "a.jsonl", "".join(f'{{"{n}": 1, "text": ""}}\n' for n in range(101)))
+    with pytest.raises(SourceError, match="over 100 columns") as raised:
+        stream(path)
+    assert "--text-field" in str(raised.value.fix)
+    assert stream(path, field="text").schema.keys() == {"text"}

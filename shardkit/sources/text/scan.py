@@ -54,6 +54,7 @@ _SAMPLE_FILES = 16
 _SAMPLE_DOCUMENTS = 100  # per file
 _SAMPLE_BYTES = 256 << 10  # at a time, unless a document is longer
 _EXPANSION_FILES = 8
+_MAX_COLUMNS = 20_000  # whose types are found
 
 
 def open_text(
@@ -470,7 +471,7 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
             f" convert without it: {drop_option('')}",
         )
     if asked is not None:
-        fields = _labelled(corpus, fields, asked, types)
+        fields = _labelled(corpus, fields, asked, sampled.of_documents())
     if chat:
         fields = replace(fields, others={**chat, **fields.others}, unchecked=chat)
     elif text is None:
@@ -643,6 +644,13 @@ def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, ShardkitError | N
                         problem = problem.located(line=file.line_of(record.start))
             if rows := [r.value for r in some if not isinstance(r.value, SampleError)]:
                 sampled.add(rows, cells=file.form in TABLES)
+            if every and len(sampled) > _MAX_COLUMNS:
+                raise SourceError(
+                    f"the table has over {_MAX_COLUMNS:,} columns",
+                    path=corpus.path,
+                    found=f"so many different names, up to byte {some[-1].start:,} of {file.path}",
+                    fix="if the rows are documents, name the field with their text: --text-field",
+                )
             if not every:  # lines of text have no other fields
                 sampled.whole &= file.form == "text" or not next(lists, ())
                 break
