@@ -262,8 +262,8 @@ class CellType:
     def __init__(self) -> None:
         self._fits: list[type[FieldType]] = [*CELLS]
         self._finite = False  # whether there is any number except nan and inf
-        self.count = self.numbers = 0  # of all cells, and of those that are numbers
-        self.misfit: str | None = None  # the first cell that is no number, after some that are
+        self._count = self._numbers = 0  # of cells, and of numbers, also with spaces around them
+        self._misfit = ""  # the first cell that is not a number
 
     def add(self, values: Sequence[str]) -> None:
         """Take into account more cells; empty ones are missing values."""
@@ -275,28 +275,32 @@ class CellType:
                 self._add_one_by_one(kind, cells)
             elif cells:
                 self._finite = True
-        self.count += len(cells)
+        before, self._count = self._count, self._count + len(cells)
         if Float in self._fits:
-            self.numbers = self.count
-        elif 2 * self.numbers >= self.count - len(cells) > 0:  # it may still be a note
-            self.numbers += sum(map(is_number, cells))
+            self._numbers = self._count
+        elif 2 * self._numbers >= before:  # most may be numbers
+            self._numbers += sum(is_number(cell.strip()) for cell in cells)
 
     def _add_one_by_one(self, kind: type[FieldType], cells: Sequence[str]) -> None:
-        for number, cell in enumerate(cells):
+        for cell in cells:
             try:
                 value = CELLS[kind](cell)
             except ValueError:
                 self._fits.remove(kind)
-                if kind is Float and self.count + number:
-                    self.misfit, self.numbers = cell, self.count
+                self._misfit = self._misfit if kind is not Float else cell
                 return
             self._finite |= kind is Float and math.isfinite(value)
+
+    @property
+    def misfit(self) -> str:
+        """A cell that makes a column text most of whose cells are numbers; empty for others."""
+        return self._misfit if 2 * self._numbers > self._count else ""
 
     @property
     def kind(self) -> FieldType:
         """The type, which is Text if there is no cell."""
         fits = [kind for kind in self._fits if kind is not Float or self._finite]
-        return fits[0]() if self.count and fits else Text()
+        return fits[0]() if self._count and fits else Text()
 
 
 class JsonType:

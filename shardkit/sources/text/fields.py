@@ -200,10 +200,10 @@ class Sampled:
     def almost_numbers(self) -> Iterator[str]:
         """Describe columns of text most of whose cells are numbers."""
         for name, found in self._cells.items():
-            if found.misfit is not None and 2 * found.numbers >= found.count:
+            if found.misfit:
                 yield (
-                    f"the column {name!r} is text: {found.count - found.numbers:,} of its"
-                    f" {found.count:,} cells are not numbers, such as {found.misfit!r:.60}"
+                    f"the column {name!r} is text because of cells such as {found.misfit!r:.60},"
+                    " although most are numbers"
                 )
 
     def doubtful_header(self) -> str | None:
