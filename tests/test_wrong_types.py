@@ -7,6 +7,7 @@ import itertools
 import datasets
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import shardkit
 import shardkit.stream
@@ -27,6 +28,7 @@ HF_SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
             "generator is only in",
         ),
         (lambda out: convert(iter(ROWS), "wds", out, engine="ray"), "fix: write it to a file"),
+        (lambda out: convert(DataLoader(ROWS, 2), "wds", out), "DataLoader gives batches"),
         (lambda out: convert({"label": 3}, "wds", out), "found: 'label': int"),
         (lambda out: convert({"a": [1], "b": [1, 2]}, "wds", out), "found: a: 1, b: 2"),
         (lambda out: convert(HF_SPLITS, "wds", out), "found: 'train': Dataset"),

@@ -122,7 +122,7 @@ def _is(value: Any, module: str, name: str) -> bool:
 
 def schema_of(
     samples: Iterable[Mapping[str, Any]],
-) -> tuple[Schema, dict[str, ShardkitError | None]]:
+) -> tuple[Schema, dict[str, ShardkitError]]:
     """Return the schema of samples, and errors for fields whose values no field can hold.
 
     It has the fields of the first sample, with the types of their first values. A field is optional
@@ -135,7 +135,7 @@ def schema_of(
             if name in sample:
                 first.setdefault(name, {}).setdefault(type(sample[name]), sample[name])
     fields: dict[str, FieldType] = {}
-    others: dict[str, ShardkitError | None] = {}
+    others: dict[str, ShardkitError] = {}
     for name in first.keys() - {"__key__"}:
         try:
             fields[name] = _kind(name, [*first[name].values()])

@@ -198,7 +198,7 @@ class DatasetWriter:
 
 def _schema_of_first(sample: Sample) -> Schema:
     schema, others = schema_of([sample])
-    for error in filter(None, others.values()):
+    for error in others.values():
         raise error
     for name, value in sample.items():
         if value is None:

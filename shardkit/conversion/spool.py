@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,10 @@ def spooled(
             f"a {kind} is only in this process, so that others cannot share the work",
             fix="write it to a file, such as Parquet, and convert that",
         )
+    if not table and getattr(source, "batch_size", None) is not None:
+        raise UsageError(
+            f"a {kind} gives batches, not samples", fix=f"give its dataset: the {kind}'s `.dataset`"
+        )
     get_format(to)
     with fs.using(storage_options, out):
         target = Target.of(default_output([], to) if out is None else out, to)
@@ -90,18 +94,29 @@ def _of_table(table: Any, path: Path) -> Dataset | Rows:
         import pyarrow as pa
     try:
         schema, batches = _batches(table, pa)
-    except (ValueError, TypeError, NotImplementedError):  # those of Arrow are among them
-        names = [str(name) for name in table.columns]
-        for name in names:
-            if names.count(name) > 1:
-                raise SourceError("two columns have the same name", field=name) from None
-        return Rows({str(name): [*_values(table[name])] for name in table.columns})
-    if KEY not in schema.names:
-        schema, batches = schema.append(pa.field(KEY, pa.string())), _with_keys(batches, pa)
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
-        for batch in batches:
-            writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        if KEY not in schema.names:
+            schema, batches = schema.append(pa.field(KEY, pa.string())), _with_keys(batches, pa)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
+            for batch in batches:
+                writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+    except Exception as error:  # of Arrow, or of a user's function that makes the rows
+        if hasattr(table, "columns") and not path.exists():
+            return _rows(table)
+        raise _raised(table, error, SourceError) from error
     return open_dataset(path, partly=True)
+
+
+def _rows(table: Any) -> Rows:
+    """The rows of a table of pandas or Polars, from memory."""
+    names = list(table.columns)
+    again = [name for name in names if names.count(name) > 1]
+    if again:
+        raise SourceError("two columns have the same name", field=str(again[0]))
+    return Rows({str(name): [*_values(table[name])] for name in names})
+
+
+def _raised(source: object, error: Exception, kind: type[ShardkitError]) -> ShardkitError:
+    return kind(f"the {type(source).__name__} raised {type(error).__name__}: {error}")
 
 
 def _batches(table: Any, pa: Any) -> tuple[Any, Iterable[Any]]:
@@ -158,25 +173,33 @@ def _of_iterable(
     found, others = schema_of(examples) if schema is None else (Schema(schema), {})
     fields = None if options.fields is None else tuple(options.fields)
     selection = Selection(fields, tuple(options.drop))
-    for name, error in others.items():
-        if error is not None and selection.has(name):
-            raise error
-    required = {name for name, kind in found.items() if not kind.optional}
-    stored = {n: Bytes() if isinstance(kind, Encoded) else kind for n, kind in found.items()}
-    may_lack = found.keys() - required if schema else found.keys()
-    present: Counter[str] = Counter()
-    with DatasetWriter(folder, "mds", Schema(stored).with_optional(may_lack)) as writer:
-        for sample in itertools.chain(examples, samples):
-            chosen = {name: value for name, value in sample.items() if name not in others}
-            if not chosen.keys() >= required:
-                found.check(chosen)  # raises the error of a missing field
-            writer.write(chosen)
-            present.update(name for name, value in chosen.items() if value is not None)
+    for error in (error for name, error in others.items() if selection.has(name)):
+        raise error
+    every = itertools.chain(examples, samples)
+    chosen = ({n: v for n, v in sample.items() if n not in others} for sample in every)
+    present = _write(chosen, folder, found, found.keys() if schema is None else ())
     dataset = open_dataset(folder)
     lacking = [name for name in found if present[name] < len(dataset)]
     dataset.schema = found.with_optional(lacking) if schema is None else found
-    dataset.unusable.update({name: error for name, error in others.items() if error is not None})
+    dataset.unusable.update(others)
     return dataset
+
+
+def _write(
+    samples: Iterable[Sample], folder: Path, schema: Schema, may_be_none: Collection[str]
+) -> Counter[str]:
+    """Write shards, and return how many samples have a value, by field."""
+    required = {name for name, kind in schema.items() if not kind.optional}
+    stored = {n: Bytes() if isinstance(kind, Encoded) else kind for n, kind in schema.items()}
+    optional = (schema.keys() - required) | {*may_be_none}
+    present: Counter[str] = Counter()
+    with DatasetWriter(folder, "mds", Schema(stored).with_optional(optional)) as writer:
+        for sample in samples:
+            if not sample.keys() >= required:
+                schema.check(sample)  # raises the error of a missing field
+            writer.write(sample)
+            present.update(name for name, value in sample.items() if value is not None)
+    return present
 
 
 def _samples(source: Iterable[Any]) -> Iterator[Sample]:
@@ -187,8 +210,7 @@ def _samples(source: Iterable[Any]) -> Iterator[Sample]:
     except (ShardkitError, MemoryError):
         raise
     except Exception as error:  # user code
-        what = f"the {type(source).__name__} raised {type(error).__name__}: {error}"
-        raise SampleError(what, position=number + 1) from error
+        raise _raised(source, error, SampleError).located(position=number + 1) from error
 
 
 def _first(samples: Iterator[Sample]) -> Iterator[Sample]:

@@ -44,7 +44,8 @@ class SequenceSource(Source):
             if isinstance(own, Schema):
                 schema = own
             else:
-                schema, self.others = schema_of(self._examples())
+                schema, others = schema_of(self._examples())
+                self.others = {**others}
         self.schema = schema
         self.class_names = named_classes(classes, schema)
 
@@ -122,9 +123,12 @@ def checked_sample(sample: Any, number: int) -> Sample:
 
 def is_table(source: object) -> bool:
     """Return whether this is a table of Arrow, pandas, Polars, DuckDB or Hugging Face datasets."""
+    if hasattr(source, "with_format"):  # a user's transform makes samples, not rows
+        own = getattr(source, "format", None)
+        custom = isinstance(own, Mapping) and own.get("type") == "custom"
+        return not custom and not isinstance(source, Mapping)
     columns = hasattr(source, "columns") or hasattr(source, "schema")
-    arrow = columns and hasattr(source, "__arrow_c_stream__")
-    return arrow or (hasattr(source, "with_format") and not isinstance(source, Mapping))
+    return columns and hasattr(source, "__arrow_c_stream__")
 
 
 class Rows(Sequence[Sample]):

@@ -30,6 +30,7 @@ IMAGE = PIL.Image.fromarray(PIXELS)
 ROWS = [{"n": n, "text": f"line {n}", "maybe": None if n % 3 else n / 2} for n in range(40)]
 COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
 FRAME = pd.DataFrame(COLUMNS)
+FAILING = datasets.IterableDataset.from_generator(lambda: ({"n": 1 / n} for n in (1, 0)))
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +177,9 @@ def test_images_of_hugging_face_stay_as_they_are(tmp_path):
         _, samples = stored(source, tmp_path / name)
         assert [sample["image"] for sample in samples] == [make_image(0), make_image(1)]
         assert shardkit.open(tmp_path / name).classes == ("cat", "dog")
+    own = data.with_transform(lambda rows: {"size": [image.size[0] for image in rows["image"]]})
+    _, samples = stored(own, tmp_path / "own")
+    assert [sample["size"] for sample in samples] == [8, 8]
 
 
 def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
@@ -190,6 +194,7 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
         (iter([{"a": IMAGE.convert("CMYK")}]), SampleError, "image.convert", ("field", "a")),
         (iter([]), SourceError, "the list_iterator has no samples", None),
         (iter([(1, 2)]), SampleError, "fix: give dicts, such as", ("position", 0)),
+        (FAILING, SourceError, "the IterableDataset raised ZeroDivisionError", None),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), SourceError, "same name", ("field", "a")),
         (pd.DataFrame({"a": [1, "x"]}), SampleError, "not of its field's type", ("field", "a")),
     ):
