@@ -440,6 +440,8 @@ def test_a_mistyped_word_is_told_what_may_have_been_meant(prepared, monkeypatch)
         ("convert Photos/x --to wds", "did you mean photos?"),
         ("convert photos/circel --to wds", f"did you mean {Path('photos/circle')}?"),
         ("head shrads", "did you mean shards?"),
+        ("convert photos --to wds --metadata c.csv", "did you mean t.csv?"),
+        ("convert texts --to wds --tokenizer texts/nots.json", "notes.jsonl?"),
         ("convert sha --to wds", "fix: put a path with blanks in quotes: 'sha la'"),
         ("convert ~/photos --to wds", f"outside quotes: give {Path.home() / 'photos'}"),
         ("convert photos --to wds -o ~/a", f"outside quotes: give {Path.home() / 'a'}"),

@@ -13,6 +13,7 @@ from shardkit.errors import OutputError, ShardkitError, UsageError
 from shardkit.formats import FORMATS, format_of, get_format
 from shardkit.formats.base import Joins
 from shardkit.helpers import os_errors
+from shardkit.helpers.mistyped import tilde
 from shardkit.helpers.names import FLAT, is_safe
 from shardkit.metadata import manifest as manifests
 from shardkit.storage import fs
@@ -87,7 +88,7 @@ class Target:
         self._check_apart([one for one in sources if isinstance(one, RemotePath) == remote])
         parent = self.absolute.parent
         if not remote and not parent.is_dir():
-            fix = os_errors.tilde(self.path) or f"mkdir -p {shlex.quote(str(parent))}"
+            fix = tilde(self.path) or f"mkdir -p {shlex.quote(str(parent))}"
             what = "the folder that would hold the output does not exist"
             raise OutputError(what, path=parent, fix=fix)
         if self.single and not remote:

@@ -6,11 +6,9 @@ import contextlib
 import os
 import posixpath
 import re
-import shlex
 import stat
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,7 +30,6 @@ from shardkit.errors import (
     FormatError,
     NotFoundError,
     ShardkitError,
-    similar,
     warn,
 )
 from shardkit.formats import FORMATS, format_of, unknown_format
@@ -40,6 +37,7 @@ from shardkit.formats.table_folders import partition_columns, partitioned, refus
 from shardkit.formats.unsupported import kind_of_file
 from shardkit.helpers import os_errors
 from shardkit.helpers.checked import MAX_BYTES
+from shardkit.helpers.mistyped import meant
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.job import JOB, LOCK, PARTS, parsed_job
 from shardkit.metadata.manifest import Manifest, Shard, Splits
@@ -210,7 +208,6 @@ def _looked_into(path: Path, together: bool, subset: str) -> dict[str, _Found]:
     }
 
 
-_LISTED = 10_000  # names that are compared with a mistyped one
 _PARTIAL = ".partial"  # suffix of the working folder of a conversion
 _UNKNOWN = "run the interrupted command again"
 _AGAIN = {  # by what the job in that folder says
@@ -253,24 +250,7 @@ def _meant(path: Path) -> str | None:
         working = path.with_name(path.name + _PARTIAL)
         if (working / JOB).is_file():
             return f"its conversion is unfinished: {_again(working)}"
-        return None if isinstance(path, RemotePath) else _typed(path)
-    return None
-
-
-def _typed(path: Path) -> str | None:
-    """Return a fix for a local path that was mistyped, or changed by the shell."""
-    if fix := os_errors.tilde(path):
-        return fix
-    missing = next(p for p in (*reversed(path.parents), path) if not p.exists())
-    names = [each.name for each in islice(os.scandir(missing.parent), _LISTED)]
-    if cut := [name for name in names if name.startswith(f"{missing.name} ")]:
-        return f"put a path with blanks in quotes: {shlex.quote(str(missing.with_name(cut[0])))}"
-    if found := [missing.with_name(name) for name in similar(missing.name, names)]:
-        return f"did you mean {' or '.join(shlex.quote(str(one)) for one in found)}?"
-    if url := re.match(r"(s3|gs|az|hf|https?)[:/]", str(path)):
-        return f"if this is a URL, write {url[1]}://{str(path)[url.end() :]}"
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        return f"if this is a dataset on the Hugging Face Hub, write hf://datasets/{path}"
+        return meant(path)
     return None
 
 

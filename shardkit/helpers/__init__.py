@@ -4,6 +4,6 @@ Each imports only those on lines below its own:
 
     order
     json_process keywords mapped progress
-    checked clock extras familiar indices names os_errors part_of pickled_process prefetch
-      processors words
+    checked clock extras familiar indices mistyped names os_errors part_of pickled_process
+      prefetch processors words
 """

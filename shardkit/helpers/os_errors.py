@@ -62,13 +62,6 @@ def _no_room(error: OSError, doing: str, path: Path) -> StorageError:
     return StorageError(f"cannot {doing}: {full}", path=path, found=found, fix=f"{fix}, {again}")
 
 
-def tilde(path: Path) -> str | None:
-    """Return the fix for a path with a `~` that no shell has replaced, as it was in quotes."""
-    if path.parts[:1] != ("~",):
-        return None
-    return f"a shell replaces ~ only outside quotes: give {os.path.expanduser(path)}"
-
-
 def shortage(error: BaseException | None) -> OSError | None:
     """The OSError in an error's chain of causes that means too many open files or no memory."""
     while error is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.helpers.mistyped import meant
 from shardkit.sample import KeyTable, key_hash
 from shardkit.schema import FieldType, Schema
 from shardkit.sources.columns import Column, Metadata
@@ -62,7 +63,8 @@ class GivenTable:
             return None
         path = fs.source(recipe.metadata)
         if not path.is_file():
-            raise UsageError("the file given by --metadata does not exist", path=path)
+            what = "the file given by --metadata does not exist"
+            raise UsageError(what, path=path, fix=meant(path))
         labels = LabelColumn.of(recipe)
         return cls(path, recipe.file_column or _NAME, recipe.file_suffix or "", labels)
 

@@ -21,6 +21,7 @@ from shardkit.codecs.tokenizers.tokenizer import (
 )
 from shardkit.errors import DamagedError, FormatError, NotFoundError, UsageError
 from shardkit.helpers.checked import checked
+from shardkit.helpers.mistyped import meant
 from shardkit.helpers.os_errors import explained
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
@@ -66,7 +67,7 @@ def load_tokenizer(
         return _of_file(path, special_tokens, eos_token)
     is_file = path.suffix in (".json", ".model", ".tiktoken")
     if is_file or str(name).startswith((".", "~", os.sep)) or str(name).count("/") > 1:
-        raise NotFoundError("there is no such tokenizer", path=str(name))
+        raise NotFoundError("there is no such tokenizer", path=str(name), fix=meant(path))
     import tiktoken
 
     if str(name) in tiktoken.list_encoding_names():
