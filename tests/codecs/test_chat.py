@@ -91,23 +91,19 @@ def test_ids_and_masks_equal_those_of_transformers(tmp_path, family, kind, count
     assert_equal_to_transformers(folder, count)
 
 
-@pytest.mark.parametrize("kind", ["gpt2", "llama3", "qwen2", "unigram"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama3", "gpt4o", "qwen2", "unigram"])
 @pytest.mark.parametrize("prefix", [False, True])
 def test_offsets_equal_those_of_tokenizers(tmp_path, kind, prefix):
     one = tokenizers.Tokenizer.from_str(json.dumps(zoo.tokenizer_json(kind)))
     one.add_special_tokens(["<|im_end|>"])
     one.add_tokens(["  \t", "\n\n\n"])
-    if kind in ("gpt2", "llama3"):
+    if kind not in ("qwen2", "unigram"):
         byte_level = tokenizers.processors.ByteLevel(trim_offsets=True, add_prefix_space=prefix)
         one.post_processor = tokenizers.processors.Sequence([byte_level])
     zoo.write_json(tmp_path, json.loads(one.to_str()))
     texts = [
         " é  😀 \n\n\n <|im_end|>  \t  a",
-        "",
-        " ",
-        "  x",
-        "e\u0301 ",
-        "\u0301e",
+        *("", " ", "  x", "    ", "     x", "e\u0301 ", "\u0301e"),
         *zoo.documents(60),
     ]
     found = load_tokenizer(tmp_path).encode_with_offsets(texts)
@@ -328,11 +324,17 @@ def test_a_tokenizer_that_would_encode_special_tokens_as_text_is_refused(tmp_pat
 
 
 def test_notes_name_what_is_decided_for_the_user(tmp_path):
-    folder = write(tmp_path, "{{ bos_token }}{{ strftime_now('%d %b %Y') }}")
-    template = opened(folder)
-    assert template.tokenizer.decode(template.encode(TURNS)[0]) == "26 Jul 2024"
-    assert ["bos_token" in template.notes[0], "26 July 2024" in template.notes[1]] == [True, True]
+    marks = "{#{% generation %}#}"  # a comment
+    template = opened(write(tmp_path, marks + "{{ bos_token }}{{ strftime_now('%d %b %Y') }}"))
+    ids, _ = template.encode(TURNS, loss_on="all")
+    assert template.tokenizer.decode(ids) == "26 Jul 2024"
+    unnamed, unmarked, date = template.notes
+    assert "uses bos_token" in unnamed
+    assert "does not mark" in unmarked
+    assert "its header too" in unmarked
+    assert "26 July 2024" in date
     assert opened(of_family(tmp_path, "Gemma")).notes == ()
+    assert "header" not in opened(of_family(tmp_path, "Gemma", marked=False)).notes[0]
 
 
 def test_messages_are_given_as_transformers_gives_them(tmp_path):

@@ -378,6 +378,12 @@ def _notes(templates: Mapping[str, Template], special: Mapping[str, str]) -> lis
         for name in ("bos_token", "eos_token")
         if name in text and name not in special
     ]
+    if not all(template.is_marked for template in templates.values()):
+        notes.append(
+            "the chat template does not mark what is generated: what it adds for a message of the "
+            "assistant, up to the next message, is learned"
+            + (", its header too" if "add_generation_prompt" not in text else "")
+        )
     if "strftime_now" in text:
         notes.append(
             "the chat template asks for today's date: it gets 26 July 2024, so that converting "

@@ -24,7 +24,7 @@ class Offsets:
     """The positions that `tokenizers` gives for tokens with these bytes.
 
     A token with a part of a character has the position of the whole. If the post-processor of a
-    tokenizer.json trims offsets, spaces around a token do not belong to it; but one at the
+    tokenizer.json trims offsets, spaces around a token do not belong to it; but a single one at the
     beginning of a text does if the post-processor takes it for a space that was added.
     """
 
@@ -60,7 +60,7 @@ class Offsets:
     def _trimmed(self, ids: Ids, starts: Numbers, ends: Numbers) -> tuple[Numbers, Numbers]:
         before = self._before[ids]
         if self._keeps_first:
-            before[starts == 0] = 0
+            before[(starts == 0) & (before == 1)] = 0
         starts = np.minimum(starts + before, ends)
         return starts, np.maximum(ends - self._after[ids], starts)
 

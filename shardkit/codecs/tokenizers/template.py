@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from traceback import walk_tb
@@ -204,6 +203,8 @@ class _Generation(Extension):
     tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
 
     def parse(self, parser: Any) -> nodes.Node:
+        assert isinstance(self.environment, _Environment)
+        self.environment.is_marked = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         block = nodes.CallBlock(self.call_method("marked"), [], [], body)
@@ -217,6 +218,7 @@ class _Generation(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
+    is_marked = False  # whether the template that was compiled has generation marks
     intercepted_binops = frozenset(("*", "%", "**"))
 
     def __init__(self) -> None:
@@ -305,7 +307,9 @@ class Template:
     @property
     def is_marked(self) -> bool:
         """Whether the template marks what is generated."""
-        return re.search(r"\{%-?\s*generation\s*-?%\}", self.text) is not None
+        environment = _compiled(self.text, self.path).environment
+        assert isinstance(environment, _Environment)
+        return environment.is_marked
 
     def steps(self, variables: Mapping[str, Any]) -> int:
         """Return the steps that rendering these variables may take.
