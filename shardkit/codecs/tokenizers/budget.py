@@ -119,6 +119,8 @@ def skimmed(value: Any) -> Any:
 @pass_context  # so jinja2 does not evaluate constant outputs while compiling
 def output(_: Context | None, value: Any) -> Any:
     """Pay for the text of a value. Objects have no text that is the same in every run."""
+    if type(value) is str and len(value) <= _FREE:  # the usual case, in less time
+        return value
     if type(value) is not str:
         weigh(value, CURRENT.get().steps, strict=True)
     pay(value)
@@ -136,7 +138,7 @@ def body(steps: int) -> bool:
 
 def added(values: Sequence[Any]) -> Any:
     """The operators `+` of an expression such as a + b + c."""
-    if all(type(value) is str for value in values):
+    if {*map(type, values)} <= {str}:
         return concatenated(values)
     return functools.reduce(_added, values)
 
@@ -149,7 +151,8 @@ def _added(left: Any, right: Any) -> Any:
 def concatenated(values: Sequence[Any]) -> str:
     """The operator `~`."""
     for value in values:
-        output(None, value)
+        if type(value) is not str or len(value) > _FREE:
+            output(None, value)
     return "".join(map(str, values))
 
 
