@@ -59,6 +59,7 @@ def with_partitions(
     for split, source in sources.items():
         own = {name: kinds[name] for name in datasets[split].partitions}
         found[split] = Partitioned(source, own) if own else source
+        datasets[split].partitions = {}  # not to be sent to the workers
     if kinds:
         words = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in kinds.items())
         first = next(iter(found.values()))

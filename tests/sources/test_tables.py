@@ -140,20 +140,24 @@ def test_a_table_becomes_the_same_dataset_from_every_form(tmp_path):
     assert [name for name, kind in found[0][0].items() if kind.optional] == ["m"]
 
 
-def test_a_table_has_the_columns_and_types_of_datasets_and_pandas(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    pandas = pytest.importorskip("pandas")
-    lines = [f"{n},{n / 4},{n % 2 == 0},name {n},{n or ''}" for n in range(20)]
-    path = put(tmp_path / "a.csv", "i,f,b,s,m\n" + "\n".join(lines))
-    theirs = datasets.load_dataset(
-        "csv", data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train"
-    )
-    names = {"int64": Int, "float64": Float, "bool": Bool, "large_string": Text}
-    expected = {name: names[feature.dtype] for name, feature in theirs.features.items()}
-    assert types(path) == {**expected, "m": Int}  # pandas makes floats of missing integers
-    frame = pandas.read_csv(path)
-    for name in expected:
-        np.testing.assert_equal([row.get(name, math.nan) for row in rows(path)], [*frame[name]])
+def test_a_table_has_the_columns_types_and_values_that_others_read(tmp_path):
+    datasets, pandas, polars = map(pytest.importorskip, ("datasets", "pandas", "polars"))
+    kinds = {"int64": Int, "float64": Float, "bool": Bool, "large_string": Text, "string": Text}
+    kinds |= {"Int64": Int, "Float64": Float, "Boolean": Bool, "String": Text}
+    table = [{"i": n, "f": n / 4, "b": n > 2, "s": f"s {n}"} for n in range(20)]
+    lines = ["i,f,b,s", *(f"{n},{n / 4},{str(n > 2).lower()},s {n}" for n in range(20))]
+    put(tmp_path / "a.csv", "\n".join(lines))
+    put(tmp_path / "a.json", "".join(json.dumps(row) + "\n" for row in table))
+    for form in ("csv", "json"):
+        path = tmp_path / f"a.{form}"
+        theirs = datasets.load_dataset(
+            form, data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train"
+        )
+        assert types(path) == {n: kinds[kind.dtype] for n, kind in theirs.features.items()}
+        assert rows(path) == [*theirs] == table
+    frame = polars.read_csv(tmp_path / "a.csv")
+    assert types(tmp_path / "a.csv") == {n: kinds[str(kind)] for n, kind in frame.schema.items()}
+    assert frame.to_dicts() == pandas.read_csv(tmp_path / "a.csv").to_dict("records") == table
 
 
 def test_semicolons_tabs_and_bars_separate_cells_if_no_comma_does(tmp_path):
