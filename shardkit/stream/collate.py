@@ -207,7 +207,7 @@ def _check_lengths(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any
                     field=name,
                     expected=f"{len(array):,} values, one for each of its tokens",
                     found=_described(value),
-                    fix=f"leave the field out: fields={list(columns)[:1]}",
+                    fix=f"leave the field out: fields={[n for n in columns if n != name]}",
                 )
 
 

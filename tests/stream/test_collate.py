@@ -304,7 +304,8 @@ def test_arrays_with_a_value_per_token_are_packed_like_the_tokens(tmp_path):
     with pytest.raises(UsageError, match=r"cannot hold this field[\s\S]*fields=\['tokens'\]"):
         Loader(tmp_path / "d", fields=["tokens", "source"], **options)
     with pytest.raises(SampleError, match="another length than 'tokens'") as error:
-        list(Loader(tmp_path / "d", fields=["tokens", "ends"], **options))
+        list(Loader(tmp_path / "d", fields=[*both, "ends"], **options))
+    assert error.value.fix == f"leave the field out: fields={both}"  # not the loss mask, too
     assert (error.value.where["key"], error.value.where["field"]) == ("0", "ends")
     with pytest.warns(ShardkitWarning, match="'source', 'embedding': they are ignored"):
         Loader(tmp_path / "d", **options)
