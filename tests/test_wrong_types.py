@@ -95,7 +95,7 @@ def test_options_of_any_value_are_taken_or_refused(kind):
 
 @pytest.mark.parametrize("name", inspect.signature(convert).parameters)
 def test_arguments_of_convert_of_any_value_are_taken_or_refused(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a value may be an output
+    monkeypatch.chdir(tmp_path)  # a text is a path
     own = {"source": ROWS, "to": "wds", "out": tmp_path / "out", "workers": 0}
     if name in ("progress", "workers"):  # the user's function; as many processes as are asked for
         return
