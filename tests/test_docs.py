@@ -51,7 +51,6 @@ for language, code in json.load(sys.stdin):
 # Blocks that need servers, machines or other libraries: remote/test_docs.py, test_cluster.py and
 # test_coming_from.py run them.
 REMOTE, CLUSTER = ROOT / "docs" / "remote.md", ROOT / "docs" / "cluster.md"
-INSTRUCTION_TUNING = ROOT / "docs" / "instruction-tuning.md"  # it trains a model of transformers
 COMING_FROM = ROOT / "docs" / "coming-from.md"
 
 
@@ -65,11 +64,7 @@ def forks():
 @pytest.mark.docs
 @pytest.mark.parametrize(
     "page",
-    [
-        pytest.param(page, marks=[pytest.mark.large] if page == INSTRUCTION_TUNING else [])
-        for page in PAGES
-        if page not in (REMOTE, CLUSTER, COMING_FROM)
-    ],
+    [page for page in PAGES if page not in (REMOTE, CLUSTER, COMING_FROM)],
     ids=lambda page: page.name,
 )
 def test_code_blocks_run(page, tmp_path, forks):

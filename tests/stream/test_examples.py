@@ -149,7 +149,6 @@ def test_a_killed_example_goes_on_with_the_losses_of_a_run_that_was_not(
             assert (epoch, pytest.approx(loss, rel=1e-3), learned) == whole[step]
 
 
-@pytest.mark.large
 def test_of_conversations_the_assistant_is_learned_by_any_number_of_processes(chats, tmp_path):
     """S4: a run by two processes goes on with one, with the tokens of a run by one process."""
     example, two = (ROOT / "docs/examples/train_gpt.py", chats), tmp_path / "two"
