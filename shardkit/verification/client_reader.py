@@ -172,7 +172,8 @@ def of_scalar(scalar: Any, kind: Mapping[str, Any]) -> Any:
         values, shape = scalar.values, [len(scalar.values), *kind["shape"][1:]]
         while values.type.num_fields:
             values = values.flatten()
-        return values.to_numpy(zero_copy_only=False).reshape(shape)
+        found = values.to_numpy(zero_copy_only=False).reshape(shape)
+        return found.view(np.bool_) if kind["dtype"] == "|b1" else found  # stored as 0 and 1
     value = scalar.as_py()
     if name == "Images":
         return [image["bytes"] for image in value]

@@ -63,7 +63,7 @@ _SIMPLE: dict[type, pa.DataType] = {
     Encoded: IMAGE,
     Images: pa.list_(IMAGE),
 }
-_NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1"}
+_NUMBERS = {f"<{kind}{size}" for kind in "iuf" for size in (2, 4, 8)} | {"|i1", "|u1", "|b1"}
 _LABELS = (pa.int64(), pa.list_(pa.int64()))  # types of columns that can be ClassLabel
 
 
@@ -90,10 +90,18 @@ def arrow_type(kind: FieldType) -> pa.DataType:
     if not is_nested(kind):
         return pa.binary()
     assert kind.shape is not None
-    found = pa.from_numpy_dtype(np.dtype(kind.dtype))
+    found = leaf_type(np.dtype(kind.dtype))
     for length in reversed(kind.shape):
         found = pa.list_(found) if length is None else pa.list_(found, length)
     return found
+
+
+def leaf_type(dtype: np.dtype[Any]) -> pa.DataType:
+    """Return the type of the numbers in lists: booleans are bytes, 0 or 1, to be read as a range.
+
+    Lists of the type bool are bits, which take four times as long to read.
+    """
+    return pa.uint8() if dtype == np.bool_ else pa.from_numpy_dtype(dtype)
 
 
 def is_nested(kind: Array) -> bool:

@@ -143,7 +143,8 @@ def fits(kind: FieldType, stored: pa.DataType) -> bool:
         if kind.dtype is None or not is_element(stored):
             return False
         alike = len(kind.shape or ()) == levels if tensor is None else kind.shape == tensor
-        return alike and bool(np.dtype(stored.to_pandas_dtype()) == np.dtype(kind.dtype))
+        dtype, expected = np.dtype(stored.to_pandas_dtype()), np.dtype(kind.dtype)
+        return alike and (dtype == expected or (expected == np.bool_ and dtype == np.uint8))
     return kind.entry(_FITS)(stored) and (tensor is None or not isinstance(kind, Json))
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from shardkit.codecs.array import dump_array
 from shardkit.errors import SampleError
-from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested
+from shardkit.formats.arrow.columns import IMAGE, arrow_schema, arrow_type, is_nested, leaf_type
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, encoded, key_bytes
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bytes, Encoded, FieldType, Images, Json, Scalar, Schema, Text
@@ -333,7 +333,7 @@ def _lists(values: Sequence[npt.NDArray[Any] | None], kind: Array) -> pa.Array:
     absent = np.zeros((first or 0) * inner, kind.dtype)
     flat = [absent if value is None else value.reshape(-1) for value in values]
     data = np.concatenate([np.zeros(0, kind.dtype), *flat])
-    leaf = pa.from_numpy_dtype(data.dtype)
+    leaf = leaf_type(data.dtype)
     found = pa.Array.from_buffers(leaf, len(data), [None, pa.py_buffer(data)], 0)
     for length in reversed(others):
         found = pa.FixedSizeListArray.from_arrays(found, length)
