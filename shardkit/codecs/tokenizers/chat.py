@@ -382,7 +382,7 @@ def _notes(templates: Mapping[str, Template], special: Mapping[str, str]) -> lis
         notes.append(
             "the chat template does not mark what is generated: what it adds for a message of the "
             "assistant, up to the next message, is learned"
-            + (", its header too" if "add_generation_prompt" not in text else "")
+            + (", with its header" if "add_generation_prompt" not in text else "")
         )
     if "strftime_now" in text:
         notes.append(

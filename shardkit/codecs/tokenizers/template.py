@@ -358,7 +358,8 @@ class Template:
             "a chat template is not valid",
             path=self.path,
             found=f"{self._at(line)}{why:.300}",
-            fix="correct the template: jinja2, as transformers renders it",
+            fix="correct the template; it is rendered as by transformers, but without the filters "
+            + ", ".join(sorted(_LEFT_OUT)),
         )
 
     def _at(self, line: int | None = None) -> str:
