@@ -31,7 +31,7 @@ from shardkit.codecs.tokenizers.budget import BudgetError, Rendering
 from shardkit.errors import SampleError, UsageError
 
 _CALL = 60  # steps of calling a macro or block, without its body
-MAX_SIZE = 1 << 18  # of a template, in characters
+MAX_SIZE = 1 << 17  # of a template, in characters
 # Today's date would make other tokens of the same data tomorrow. Llama's templates have this one.
 DATE = datetime.datetime(2024, 7, 26)
 
