@@ -44,10 +44,7 @@ class ChatSteps(TextSteps):
         return super().schema_after(Schema({**schema, **present}))
 
     def _characters(self, item: Item) -> int:
-        if isinstance(item.read, SampleError | Filtered):
-            return 0
-        values = map(sample_of(item.read).get, self.fields)
-        return sum(len(value) if isinstance(value, str) else 1000 for value in values if value)
+        return item.size
 
     def _fitting(
         self, tokens: npt.NDArray[Any], tally: TextTally
