@@ -78,9 +78,9 @@ def command(
         print_json(report)
     else:
         _show(report)
-    failed = [run for run in report["runs"] if run["error"]]
-    for error in dict.fromkeys(f"{printable(run['contender'])}: {run['error']}" for run in failed):
-        complain(f"shardkit: {error}")
+    failed = {(run["contender"], run["error"]): None for run in report["runs"] if run["error"]}
+    for name, error in failed:
+        complain(f"shardkit: {printable(name)}: {error}")
     if all(run["error"] for run in report["runs"]):
         sys.exit(1)
 
