@@ -2,16 +2,16 @@
 # ruff: noqa: F821 - train, validate, frame and bucket are yours
 
 import os
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import Dataset, Image, load_dataset
-from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
+from transformers import AutoTokenizer
 
 
 # 1. Images in class folders
@@ -38,24 +38,26 @@ pairs = pairs.cast_column("image", Image()).with_transform(prepare)
 for batch in DataLoader(pairs, batch_size=4, shuffle=True):
     train(batch["image"], batch["text"])
 
-# 4. Text in blocks of tokens
-tokenizer = Tokenizer.from_file("tokenizer.json")
+# 4. Chats, with a mask of what is learned
+tokenizer = AutoTokenizer.from_pretrained("tokenizer")
 
 
-def tokenize(batch):
-    encoded = tokenizer.encode_batch(batch["text"])
-    return {"tokens": [[*each.ids, tokenizer.token_to_id("<eos>")] for each in encoded]}
+def render(row):
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    made = tokenizer.apply_chat_template(row["messages"], **asked)
+    return {"tokens": made["input_ids"], "loss_mask": made["assistant_masks"]}
 
 
-def pack(batch):
-    tokens = list(chain.from_iterable(batch["tokens"]))
-    return {"tokens": [tokens[n : n + 64] for n in range(0, len(tokens) - 63, 64)]}
+def pad(rows):
+    names = ("tokens", "loss_mask")
+    return {
+        n: pad_sequence([torch.tensor(row[n]) for row in rows], batch_first=True) for n in names
+    }
 
 
-essays = load_dataset("text", data_dir="essays", sample_by="document", split="train")
-blocks = essays.map(tokenize, batched=True, remove_columns="text").map(pack, batched=True)
-for batch in DataLoader(blocks.with_format("torch"), batch_size=4, shuffle=True):
-    train(batch["tokens"])
+chats = load_dataset("json", data_files="chats.jsonl", split="train").map(render)
+for batch in DataLoader(chats, batch_size=4, shuffle=True, collate_fn=pad):
+    train(batch["tokens"], batch["loss_mask"])
 
 # 5. A DataFrame
 for batch in DataLoader(Dataset.from_pandas(frame).with_format("torch"), 4, shuffle=True):

@@ -2,6 +2,7 @@
 # ruff: noqa: F821 - train, validate, frame and bucket are yours
 
 import csv
+import json
 from pathlib import Path
 
 import litdata
@@ -9,9 +10,9 @@ import numpy as np
 import PIL.Image
 import torch
 from litdata import StreamingDataLoader, StreamingDataset
-from litdata.streaming.item_loader import TokensLoader
-from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Subset
+from transformers import AutoTokenizer
 
 
 # 1. Images in class folders
@@ -52,21 +53,28 @@ litdata.optimize(captioned, paths, "captioned-lit", chunk_bytes="64MB")
 for batch in StreamingDataLoader(StreamingDataset("captioned-lit", shuffle=True), batch_size=4):
     train(batch["image"], batch["text"])
 
-# 4. Text in blocks of tokens
-tokenizer = Tokenizer.from_file("tokenizer.json")
+# 4. Chats, with a mask of what is learned
+tokenizer = AutoTokenizer.from_pretrained("tokenizer")
 
 
-def tokenize(path):
-    ids = tokenizer.encode(Path(path).read_text()).ids
-    yield torch.tensor([*ids, tokenizer.token_to_id("<eos>")])
+def render(row):
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    made = tokenizer.apply_chat_template(row["messages"], **asked)
+    return {"tokens": np.array(made["input_ids"]), "loss_mask": np.array(made["assistant_masks"])}
 
 
-paths = sorted(map(str, Path("essays").glob("*.txt")))
-tokens = TokensLoader(block_size=64)
-litdata.optimize(tokenize, paths, "essays-lit", chunk_size=64 * 1024, item_loader=TokensLoader())
-blocks = StreamingDataset("essays-lit", item_loader=tokens, shuffle=True)
-for batch in StreamingDataLoader(blocks, batch_size=4):
-    train(batch)
+def pad(rows):
+    names = ("tokens", "loss_mask")
+    return {
+        n: pad_sequence([torch.as_tensor(row[n]) for row in rows], batch_first=True) for n in names
+    }
+
+
+rows = [json.loads(line) for line in Path("chats.jsonl").read_text().splitlines()]
+litdata.optimize(render, rows, "chats-lit", chunk_bytes="64MB")
+chats = StreamingDataset("chats-lit", shuffle=True)
+for batch in StreamingDataLoader(chats, batch_size=4, collate_fn=pad):
+    train(batch["tokens"], batch["loss_mask"])
 
 
 # 5. A DataFrame

@@ -2,14 +2,16 @@
 # ruff: noqa: F821 - train, validate, frame and bucket are yours
 
 import csv
+import json
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 import torch
 from streaming import MDSWriter, StreamingDataLoader, StreamingDataset
-from tokenizers import Tokenizer
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Subset
+from transformers import AutoTokenizer
 
 # 1. Images in class folders
 IMAGE = "ndarray:uint8:64,64,3"
@@ -44,18 +46,30 @@ captioned = StreamingDataset(local="captioned-mds", shuffle=True, batch_size=4)
 for batch in StreamingDataLoader(captioned, batch_size=4):
     train(batch["image"], batch["text"])
 
-# 4. Text in blocks of tokens
-tokenizer = Tokenizer.from_file("tokenizer.json")
-tokens = []
-with MDSWriter(out="essays-mds", columns={"tokens": "ndarray:int32:64"}) as writer:
-    for path in sorted(Path("essays").glob("*.txt")):
-        tokens += [*tokenizer.encode(path.read_text()).ids, tokenizer.token_to_id("<eos>")]
-        while len(tokens) >= 64:
-            writer.write({"tokens": np.array(tokens[:64], np.int32)})
-            tokens = tokens[64:]
-blocks = StreamingDataset(local="essays-mds", shuffle=True, batch_size=4)
-for batch in StreamingDataLoader(blocks, batch_size=4):
-    train(batch["tokens"])
+# 4. Chats, with a mask of what is learned
+tokenizer = AutoTokenizer.from_pretrained("tokenizer")
+
+
+def render(row):
+    asked = {"return_dict": True, "return_assistant_tokens_mask": True}
+    made = tokenizer.apply_chat_template(row["messages"], **asked)
+    return {"tokens": np.array(made["input_ids"]), "loss_mask": np.array(made["assistant_masks"])}
+
+
+def pad(rows):
+    names = ("tokens", "loss_mask")
+    return {
+        n: pad_sequence([torch.tensor(row[n]) for row in rows], batch_first=True) for n in names
+    }
+
+
+types = {"tokens": "ndarray:int64", "loss_mask": "ndarray:int64"}
+with MDSWriter(out="chats-mds", columns=types) as writer:
+    for line in Path("chats.jsonl").read_text().splitlines():
+        writer.write(render(json.loads(line)))
+chats = StreamingDataset(local="chats-mds", shuffle=True, batch_size=4)
+for batch in StreamingDataLoader(chats, batch_size=4, collate_fn=pad):
+    train(batch["tokens"], batch["loss_mask"])
 
 # 5. A DataFrame
 with MDSWriter(out="frame-mds", columns={"x": "float64", "label": "int"}) as writer:
