@@ -273,6 +273,10 @@ class Stream(SourceInfo, ABC):
     def select(self, ranges: Indices) -> Stream:
         """A stream of only these ranges, in this order: small, and picklable for a worker."""
 
+    def by_number(self) -> Source | None:
+        """Return the same samples as a source, after reading all of them; None if that is slow."""
+        return None
+
     @abstractmethod
     def fingerprint(self) -> dict[str, str] | None:
         """See `Source.fingerprint`."""

@@ -249,6 +249,8 @@ def choose(
             fix=None if known else "use --where 'label == 3' to select by number",
         )
     needs_all = recipe.dedup or lists or recipe.stratify or recipe.group
+    if needs_all:
+        sources = {n: _by_number(source) for n, source in sources.items()}
     if needs_all and any(isinstance(source, Stream) for source in sources.values()):
         raise UsageError(
             "--dedup, key lists, strata and groups do not work for a stream of documents, which"
@@ -313,6 +315,11 @@ def _chosen(
     for name in filter(None, (recipe.stratify, recipe.group)):
         subset.values[name] = _values(source, indices, name)
     return subset
+
+
+def _by_number(source: Source | Stream) -> Source | Stream:
+    found = source.by_number() if isinstance(source, Stream) else source
+    return source if found is None else found
 
 
 def _of_classes(source: Source | Stream, recipe: Recipe) -> OfClasses | None:

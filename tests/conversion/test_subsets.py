@@ -343,8 +343,9 @@ def test_splits_by_lists(images, tmp_path, out):
 def test_keys_and_strata_of_documents_are_refused(tmp_path):
     source, out = lines(tmp_path / "a.jsonl"), tmp_path / "out"
     shares = {"split": "a=0.5,b=0.5"}
+    text = shardkit.TextOptions(field="text")
     for options in ({"keys": ["a"]}, {"stratify": "lang", **shares}, {"group": "lang", **shares}):
-        refused(UsageError, "known only once read", source, out, **options)
+        refused(UsageError, "known only once read", source, out, text=text, **options)
     found = splits(source, out, folds=3)
     assert sum(map(len, found.values())) == 200
     assert min(map(len, found.values())) > 40

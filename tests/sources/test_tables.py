@@ -108,6 +108,7 @@ MISSING = {name: st.none() | column for name, column in COLUMNS.items()}
 
 def written(root, table):
     """A table in all forms, one file each."""
+    root.mkdir(exist_ok=True)
     with open(root / "a.csv", "w", newline="", encoding="utf-8") as file:
         csv.DictWriter(file, table[0]).writeheader()
         csv.DictWriter(file, table[0]).writerows(table)
@@ -257,3 +258,27 @@ def test_names_of_columns_without_end_are_refused(tmp_path, monkeypatch):
         stream(path)
     assert "--text-field" in str(raised.value.fix)
     assert stream(path, field="text").schema.keys() == {"text"}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.jsonl"])
+def test_rows_can_be_chosen_by_number_as_those_of_parquet(tmp_path, name):
+    table = [{"n": n, "kind": "abc"[n % 3], "s": f'{n // 2}, "\\n"'} for n in range(60)]
+    path = next(p for p in written(tmp_path / "in", table) if p.name == name)
+    shares = {"split": "train=0.8,val=0.2"}
+    for number, (options, counts) in enumerate(
+        (
+            ({**shares, "stratify": "kind"}, {"train": 48, "val": 12}),
+            ({**shares, "stratify": "kind", "fields": ["n"]}, {"train": 48, "val": 12}),
+            ({"dedup": "exact", "fields": ["s"]}, {"": 30}),
+            ({"split": "train=0.5,val=0.5", "group": "s", "where": "n >= 20"}, None),
+        )
+    ):
+        done = shardkit.convert(path, "arrow", tmp_path / f"{number}", workers=0, **options)
+        found = {split: list(shardkit.open(one.path)) for split, one in done.splits.items()}
+        assert counts is None or {split: len(some) for split, some in found.items()} == counts
+        for sample in (sample for some in found.values() for sample in some):
+            row = next(row for row in table if row["n"] == sample.get("n") or "n" not in sample)
+            assert "n" not in sample or {**row, **sample} == {**row, "__key__": sample["__key__"]}
+    groups = [{sample["s"] for sample in some} for some in found.values()]
+    assert not groups[0] & groups[1]
+    assert sum(map(len, found.values())) == 40

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,16 +14,19 @@ import numpy.typing as npt
 import xxhash
 
 from shardkit.errors import SampleError, UsageError
+from shardkit.helpers.mapped import Growing
+from shardkit.options import Selection
 from shardkit.sample import Sample
 from shardkit.schema import FieldType, Int, Schema, Text
-from shardkit.sources.base import Document, Indices, Stream
-from shardkit.sources.file_table import FileSource, FileTable
+from shardkit.sources.base import Document, Indices, Source, Stream
+from shardkit.sources.file_table import FEW, FileSource, FileTable
 from shardkit.sources.files import FilePath, below, check_unchanged
 from shardkit.sources.labels import LABEL
 from shardkit.sources.metadata import add_columns
 from shardkit.sources.partitioned import values_of
 from shardkit.sources.text.fields import Fields
 from shardkit.sources.text_files import TABLES, Name, parse_name
+from shardkit.sources.text_files.encodings import MARK_SIZE
 from shardkit.sources.text_files.records import LINE_FIELD, TextFile
 from shardkit.storage.remote.client import Info
 from shardkit.storage.remote.path import RemotePath
@@ -205,12 +210,20 @@ class TextStream(Stream):
     def select(self, ranges: Indices) -> TextStream:
         used, file = np.unique(self._ranges.file[ranges], return_inverse=True)
         start, end = self._ranges.start[ranges], self._ranges.end[ranges]
-        chosen = Ranges(file.astype(np.uint32), start, end)
-        files = self._files.select(used.astype(np.int64))
-        stream = TextStream(self._root, files, chosen, self._fields, self._errors)
+        return self._of(
+            Ranges(file.astype(np.uint32), start, end), self._files.select(used.astype(np.int64))
+        )
+
+    def _of(self, ranges: Ranges, files: Files | None = None) -> TextStream:
+        stream = TextStream(self._root, files or self._files, ranges, self._fields, self._errors)
         stream.schema, stream.class_names = self.schema, dict(self.class_names)
         stream.narrow(self.selection)
         return stream
+
+    def name(self, index: int) -> str:
+        """Return the name of the first sample of a range."""
+        file, start = int(self._ranges.file[index]), int(self._ranges.start[index])
+        return f"{self._files.relative(file)}: byte {start}"
 
     def fingerprint(self) -> dict[str, str]:
         return self._files.fingerprint(list(self._fields.schema), self.classes)
@@ -253,6 +266,66 @@ class TextStream(Stream):
         except SampleError as error:  # the rest of this file cannot be read
             offset = error.where.get("offset", done)
             yield Document(f"{relative}: byte {offset}", located(error, text.path, offset), 0)
+
+    def by_number(self) -> TextRows | None:
+        files = range(len(self._files))
+        if self._fields.text is not None or any(self._files.name(n).compression for n in files):
+            return None
+        file, start, end = Growing(np.uint32), Growing(np.int64), Growing(np.int64)
+        for number in files:
+            opened = self._files.open(self._root, number, self._errors)
+            if self._files.name(number).form == "json" and opened.is_array():
+                return None
+            records = opened.records()
+            while some := list(itertools.islice(records, FEW)):
+                file.extend(np.full(len(some), number, np.uint32))
+                # From the beginning, as there is no line end before the first record.
+                start.extend(np.array([r.start if r.start > MARK_SIZE else 0 for r in some]))
+                end.extend(np.array([r.end for r in some]))
+        found = TextRows(self._of(Ranges(file.array(), start.array(), end.array())))
+        found.describe_as(self)
+        return found
+
+
+class TextRows(Source):
+    """The rows of tables by number, each of which is a range of a stream."""
+
+    reads_text = True
+    unique_keys = True
+
+    def __init__(self, stream: TextStream) -> None:
+        super().__init__()
+        self.schema, self.class_names = stream.schema, stream.class_names
+        self._stream = stream
+
+    def narrow(self, selection: Selection) -> None:
+        self._stream = copy.copy(self._stream)
+        self._stream.narrow(selection)
+        super().narrow(selection)
+
+    def __len__(self) -> int:
+        return len(self._stream)
+
+    def __getitem__(self, index: int) -> Sample:
+        (document,) = self.select(np.array([index])).documents()
+        if isinstance(document.sample, SampleError):
+            raise document.sample
+        return document.sample
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return self._stream.sizes()
+
+    def select(self, indices: Indices) -> TextRows:
+        return TextRows(self._stream.select(indices))
+
+    def documents(self) -> Iterator[Document]:
+        return self._stream.documents()
+
+    def name(self, index: int) -> str:
+        return self._stream.name(index)
+
+    def fingerprint(self) -> dict[str, str]:
+        return self._stream.fingerprint()
 
 
 def located(error: SampleError, path: FilePath, offset: int, key: str | None = None) -> SampleError:

@@ -540,7 +540,7 @@ def _selected(
     selection, keep = recipe.selection, corpus.options.keep_fields or not (text or chat)
     names = [name for name in types if name not in used and name not in RESERVED]
     stored = [name for name in names if keep and selection.has(name)]
-    also = names_in(recipe.where) if recipe.where else ()
+    also = {*(names_in(recipe.where) if recipe.where else ()), recipe.stratify, recipe.group}
     only = [name for name in names if name in also and name not in stored]
     # Any document may lack them.
     others = {n: replace(types[n], optional=True) for n in names if n in stored or n in only}
