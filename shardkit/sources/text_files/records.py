@@ -23,6 +23,7 @@ from shardkit.storage.pointers import refuse_html
 DELIMITERS = {"csv": ",", "tsv": "\t"}
 _OTHER_DELIMITERS = (";", "\t", "|")  # of CSV
 _FIRST_LINES = 10  # which show the delimiter
+_LONG_LINE = 1 << 16  # bytes of each of them
 LINE_FIELD = "text"  # the field of plain-text documents
 _HEAD = 1024  # bytes that show whether a table is an HTML page
 # Characters per cell: csv uses 4 bytes for each, and an unclosed quote makes the rest one cell.
@@ -100,7 +101,8 @@ class TextFile:
         """
         with contextlib.suppress(SampleError):  # which is reported when the file is read
             decoder, found = self._lines(0, None)
-            texts = (decoder.plain_text(line or b"", 0) for _, line in found)
+            starts = ((line or b"")[:_LONG_LINE] for _, line in found)
+            texts = (line.decode(decoder.encoding, "replace") for line in starts)
             some = list(itertools.islice(filter(str.strip, texts), _FIRST_LINES))
             for delimiter in (",", *_OTHER_DELIMITERS) if some else ():
                 widths = [len(_row_of([line], delimiter)) for line in some]
