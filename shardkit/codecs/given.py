@@ -17,8 +17,7 @@ from shardkit.errors import SampleError, ShardkitError
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import FieldType, Float, Int, Json, Schema
 
-_PLAIN = frozenset({str, int, float, bool, type(None)})
-_UNCHANGED = _PLAIN | {bytes, JsonText}
+_UNCHANGED = frozenset({str, int, float, bool, type(None), bytes, JsonText})
 _WITHOUT_TYPE = Json(optional=True)  # of a field that has no value
 
 
@@ -58,17 +57,32 @@ def as_field(value: Any) -> Any:
 
 
 def _inner(value: Any) -> Any:
-    found = as_field(value)
+    found = _converted(value) if isinstance(value, list | dict) else as_field(value)
     return found.tolist() if isinstance(found, np.ndarray | np.generic) else found
 
 
-def _list(value: list[Any]) -> list[Any]:
-    return value if _PLAIN.issuperset(map(type, value)) else [_inner(each) for each in value]
+def _container(value: Any) -> Any:
+    """Return a list or dict: itself, however deep, if no value in it must be converted."""
+    rest, seen = [value], {id(value)}
+    while rest:
+        one = rest.pop()
+        for each in one.values() if isinstance(one, dict) else one:
+            if type(each) in (list, dict):
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    rest.append(each)
+            elif type(each) not in _UNCHANGED:
+                return _converted(value)
+    return value
 
 
-def _dict(value: dict[Any, Any]) -> dict[Any, Any]:
-    plain = _PLAIN.issuperset(map(type, value.values()))
-    return value if plain else {name: _inner(each) for name, each in value.items()}
+def _converted(value: Any) -> Any:
+    try:
+        if isinstance(value, dict):
+            return {name: _inner(each) for name, each in value.items()}
+        return [_inner(each) for each in value]
+    except RecursionError:
+        raise SampleError("a list or dict is nested too deeply, or contains itself") from None
 
 
 def _array(value: Any) -> Any:
@@ -80,8 +94,8 @@ def _time(value: Any) -> str | None:
 
 
 _BY_TYPE: dict[type, Callable[[Any], Any]] = {
-    list: _list,
-    dict: _dict,
+    list: _container,
+    dict: _container,
     np.ndarray: _array,
     datetime.date: _time,
     datetime.time: _time,

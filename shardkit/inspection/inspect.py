@@ -43,8 +43,8 @@ def inspect(
     storage_options: as in `shardkit.open`.
 
     Counts and sizes come from the manifest or, for data from other tools, from headers and small
-    fields. Raises the errors of `shardkit.open` and of reading, and UsageError for an invalid
-    number of samples.
+    fields. Raises UsageError for an invalid number of samples, and the errors of `shardkit.open`
+    and of reading.
     """
     if not is_whole(samples) or samples < 0:
         raise UsageError("samples must be a whole number from 0 up", found=f"{samples!r:.100}")

@@ -246,5 +246,10 @@ shardkit.convert(rows(), "wds", {str(tmp_path / "out")!r})
 
 
 def test_values_that_fields_hold_are_not_touched():
+    around: list[object] = [1]
+    around.append(around)
+    assert as_field(around) is around
+    around += [around, np.int64(1)]
+    raised(SampleError, "nested too deeply", as_field, around)
     for value in (b"x", "x", 1, True, PIXELS, [1, "x"], {"a": None}, (1, 2), np.str_("x")):
         assert as_field(value) is value

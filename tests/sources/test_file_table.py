@@ -45,7 +45,7 @@ def test_a_part_of_names_takes_its_own_bytes_in_a_pickle_and_zero_bytes_are_refu
 
 
 @pytest.mark.parametrize("kind", ["images", "texts"])
-@cases("options", {}, {"shuffle": True}, {"split": "train=0.7,val=0.3", "limit": 20})
+@cases("options", {}, {"shuffle": True, "seed": 5}, {"split": "train=0.7,val=0.3", "limit": 20})
 def test_a_plan_from_temporary_files_is_the_same(tmp_path, monkeypatch, kind, options):
     source = write_images(tmp_path / "in", classes=3, each=9)
     if kind == "texts":
