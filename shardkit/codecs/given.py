@@ -49,10 +49,7 @@ def as_field(value: Any) -> Any:
         return value
     for kind, convert in _BY_TYPE.items():
         if isinstance(value, kind):
-            try:
-                return convert(value)
-            except RecursionError:  # JSON is stored as deeply nested as Python parses it
-                return value
+            return convert(value)
     return _of_library(value)
 
 
