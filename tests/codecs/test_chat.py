@@ -447,6 +447,19 @@ HOSTILE = [
     "{{ {'a': [1]} | tojson(indent=10**9) }}",
     "{{ {'a': [1]} | tojson(separators=('a' * 99999, 'b')) }}",
     "{{ strftime_now('%Y' * 999) }}",
+    *(
+        "{% set t = (0,) * 9999 %}{% for i in range(99999) %}{{ '' if USE }}{% endfor %}".replace(
+            "USE", use
+        )
+        for use in ("messages[0][t]", "t in messages[0]", "1 != t == t ~ ''")
+    ),
+    "{% set l = range(99999) | list %}{% for i in range(99999) %}{% for j in l if j < 0 %}"
+    "{% endfor %}{% endfor %}",
+    "{{ range(999) | map(attribute='a.' * 9999 ~ 'a', default={'a': {}}) | list | length }}",
+    "{% set v = {'a': ('a' * 99) * 99}.values() %}{{ ([v] * 999999) | string | length }}",
+    "{% set v = namespace(a='a' * 99) %}{{ [v] | string }}",
+    "{% set x = ('f' * 99999) | int(0, 16) %}{{ x // 3 == 0 }}",
+    "{{ [[1] * 9999] | tojson(separators=('a' * 700, 'b')) | length }}",
     "{% include 'x' %}",
     "{{ namespace }}",
     "{{ messages | map('upper') }}",

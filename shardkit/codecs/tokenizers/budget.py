@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import GeneratorType
@@ -29,8 +29,8 @@ CHARACTERS = 8  # that are read or written in one step
 _FREE = 64  # characters of a text
 _BITS = 1 << 14  # of a number
 _WIDTH = 999  # of a formatted value, in characters
-_VIEWS: tuple[type[Sized], ...] = (range, type({}.keys()), type({}.values()), type({}.items()))
-_SIZED: tuple[type[Sized], ...] = (str, list, tuple, *_VIEWS)
+_VIEWS: Any = type({}.keys()) | type({}.values()) | type({}.items())
+_SIZED: Any = str | list | tuple | range | _VIEWS
 _PLAIN = (int, float, bool, type(None), Undefined)
 
 
@@ -75,10 +75,12 @@ def weigh(value: Any, limit: int, strict: bool = False) -> int:
         elif isinstance(one, dict):
             rest += one.keys()
             rest += one.values()
-        elif isinstance(one, list | tuple):
+        elif isinstance(one, list | tuple | _VIEWS):
             rest += one
-        elif isinstance(one, _VIEWS):
+        elif isinstance(one, range):
             steps += len(one)
+        elif isinstance(one, int):
+            _check_bits(_bits(one))
         elif strict and not isinstance(one, _PLAIN):
             raise TypeError(f"{type(one).__name__} is not a type of JSON")
         if steps > limit:
@@ -250,7 +252,9 @@ def tojson(
 ) -> str:
     """Dump JSON as transformers does: its text is not escaped for HTML."""
     pay(x)
-    if weigh((indent, separators), 99) and isinstance(indent, int) and indent > _WIDTH:
+    if separators:
+        spend(weigh(separators, 99) * weigh(x, CURRENT.get().steps))
+    if weigh(indent, 99) and isinstance(indent, int) and indent > _WIDTH:
         raise BudgetError(f"it indents JSON by more than {_WIDTH} spaces")
     encoder = json.JSONEncoder(
         ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

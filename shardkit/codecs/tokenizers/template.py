@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from traceback import walk_tb
@@ -80,7 +81,8 @@ class _Payments(NodeTransformer):
 
     def _for(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
-        pay = _filter(nodes.Const(_nodes_in(node.body) + _CALL * node.recursive), "#body")
+        steps = 1 + _nodes_in([*node.body, *([node.test] if node.test else [])])
+        pay = _filter(nodes.Const(steps + _CALL * node.recursive), "#body")
         # A loop whose test is false each time does not run its body.
         node.test = pay if node.test is None else nodes.And(pay, node.test)
         return node
@@ -92,6 +94,10 @@ class _Payments(NodeTransformer):
         return node
 
     _macro = _callblock = _block = _with_body
+
+    def _const(self, node: nodes.Const) -> nodes.Const:
+        budget.weigh(node.value, MAX_SIZE)  # no huge number
+        return node
 
     def _add(self, node: nodes.Add) -> nodes.Filter:
         self.generic_visit(node)
@@ -121,15 +127,14 @@ class _Payments(NodeTransformer):
 
     def _compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        constant = _is_constant(node.expr)
-        for other in node.ops:
-            if _is_constant(other.expr):
-                constant = True
-            elif other.op in ("in", "notin"):
-                other.expr = _filter(other.expr, "#searched")
-            elif not constant:
-                other.expr = _filter(other.expr, "#paid")
-                node.expr = _filter(node.expr, "#paid")
+        operands: list[Any] = [node, *node.ops]
+        for left, right in itertools.pairwise(operands):
+            within, constant = right.op in ("in", "notin"), _is_constant(left.expr)
+            if _is_constant(right.expr) or (constant and not within):
+                continue
+            right.expr = _filter(right.expr, "#searched" if within else "#paid")
+            if not constant:
+                left.expr = _filter(left.expr, "#paid")
         return node
 
 
@@ -173,6 +178,9 @@ class _Namespace(Namespace):
         if name.startswith("_"):
             raise SecurityError(f"a namespace has no attribute {name!r}")
         super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        raise TypeError("a namespace has no text")  # of a bounded size
 
 
 def _namespace(*args: Any, **kwargs: Any) -> Namespace:
@@ -253,6 +261,12 @@ class _Environment(ImmutableSandboxedEnvironment):
         if type(obj) is dict and attribute not in _OF_DICTS:  # the usual case, in less time
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """Pay for a key, which is hashed; and for each part of an `attribute` of filters."""
+        budget.spend(1)
+        budget.pay(argument)
+        return super().getitem(obj, argument)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         for kind, names in _METHODS.items():
