@@ -113,7 +113,12 @@ class DatasetWriter:
         if self._schema is None:
             self._begin(_schema_of_first(numbered))
         assert self._schema is not None
-        checked = self._schema.check(numbered)
+        try:
+            checked = self._schema.check(numbered)
+        except SampleError as error:
+            if "--on-error" in (error.fix or ""):  # of convert
+                error.fix = "correct it, or pass schema= with a type that fits all values"
+            raise
         key = checked["__key__"]
         if not isinstance(key, str) or not key:
             raise SampleError("the key of a sample is not text", found=repr(key))

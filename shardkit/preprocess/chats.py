@@ -37,7 +37,11 @@ class ChatSteps(TextSteps):
     def notes(self) -> list[str]:
         packed = ["conversations are packed whole: --pack nosplit"]
         whole = packed if self.options.pack == "nosplit" else []
-        return [self.conversations.note(), *whole, *self.template.notes, *super().notes()]
+        from shardkit.codecs.tokenizers.chat import UNMARKED
+
+        every = self.options.loss_on == "all"  # then marks do not matter
+        found = [n for n in self.template.notes if not (every and n.startswith(UNMARKED))]
+        return [self.conversations.note(), *whole, *found, *super().notes()]
 
     def schema_after(self, schema: Schema) -> Schema:
         present = {name: replace(schema[name], optional=False) for name in self.fields}

@@ -325,6 +325,12 @@ class JsonType:
             self._items.add(list(chain.from_iterable(lists)))
 
     @property
+    def is_mixed(self) -> bool:
+        """Whether some values are text, numbers or truth values, and others of another type."""
+        kinds = self._kinds - {type(None)}
+        return len(kinds) > 1 and not kinds <= {list, dict} and self.kind == Json()
+
+    @property
     def kind(self) -> FieldType:
         """The type, which is Json if there is no value; lists of numbers are an Array."""
         kinds = self._kinds - {type(None)}

@@ -127,8 +127,9 @@ def is_table(source: object) -> bool:
         own = getattr(source, "format", None)
         custom = isinstance(own, Mapping) and own.get("type") == "custom"
         return not custom and not isinstance(source, Mapping)
-    columns = hasattr(source, "columns") or hasattr(source, "schema")
-    return columns and hasattr(source, "__arrow_c_stream__")
+    if not hasattr(source, "__arrow_c_stream__"):
+        return False
+    return hasattr(source, "columns") or hasattr(source, "schema")
 
 
 class Rows(Sequence[Sample]):

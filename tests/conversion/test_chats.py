@@ -116,6 +116,12 @@ def test_all_tokens_are_learned_if_asked(tokenizer, tmp_path):
     (row,) = convert(source, tmp_path / "packed", tokenizer, loss_on="all", seq_len=12)
     assert row[1] == [0, *[1] * 6, 0, 1, 1, 1, 0]  # nothing learns how a conversation begins
     assert shardkit.open(tmp_path / "packed")[0]["doc_ends"].tolist() == [7, 11]
+    (tmp_path / "unmarked").write_text("{% for m in messages %}{{ m.content }} {% endfor %}")
+    words = ["convert", source, "--to", "arrow", "--tokenizer", tokenizer, "--plan"]
+    words += ["-o", tmp_path / "b", "--chat-template", tmp_path / "unmarked"]
+    assert "does not mark" in run(*words).stderr + run(*words).stdout
+    told = run(*words, "--loss-on", "all")
+    assert "does not mark" not in told.stderr + told.stdout
 
 
 @pytest.mark.parametrize("pack", ["concat", "nosplit", "pad"])  # "concat" means "nosplit"

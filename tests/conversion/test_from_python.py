@@ -203,6 +203,8 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
         assert words in str(caught.value)
         assert where is None or caught.value.where[where[0]] == where[1]
         assert not out.exists()
+    error = raised(SampleError, "not of", shardkit.convert, iter(late), "wds", out, on_error="skip")
+    assert error.fix == "correct it, or pass schema= with a type that fits all values"
     # Values of no type are left out if asked for; a rare one needs a schema.
     assert stored(iter([{"n": 1, "x": {1}}]), out, drop=["x"])[1] == [
         {"__key__": "000000000", "n": 1}

@@ -243,6 +243,13 @@ def test_a_column_of_numbers_that_is_text_is_noted(tmp_path, cells):
     assert note.startswith("the column 'n' is text because of cells such as")
 
 
+def test_a_column_of_json_with_several_types_is_noted(tmp_path):
+    path = put(tmp_path / "a.jsonl", '{"a": 1, "b": 1, "c": [1]}\n{"a": "x", "b": 2.5, "c": {}}\n')
+    assert stream(path).notes[1:] == [
+        "the column 'a' is JSON because it has values of several types"
+    ]
+
+
 def test_words_for_true_are_class_names_as_labels(tmp_path):
     path = put(tmp_path / "a.csv", "a,ok\n1,True\n2,False\n")
     assert types(path) == {"a": Int, "ok": Bool}

@@ -255,6 +255,8 @@ def test_other_fields_are_kept_with_their_types_and_the_text_is_the_one_asked_fo
         "the text is the field 'content', the only one of type text",
         "only the text of documents is stored; --keep-fields also stores n",
     ]
+    blocks = stream(path, tokenizer="a", seq_len=8)  # which cannot have other fields
+    assert blocks.notes[1:] == ["only the text of documents is stored, without n"]
     told = stream(
         put_lines(tmp_path / "c.jsonl", [{"n": 1, "text": "c"}]), field="text", keep_fields=True
     )

@@ -37,6 +37,7 @@ _CONFIG = "tokenizer_config.json"
 # The names under which a message has what the model thinks; templates read the first.
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 _STEPS = 100_000_000  # of rendering all beginnings of a conversation: some seconds
+UNMARKED = "the chat template does not mark what is generated"
 _PROBE = "ContentOfTheMessage"  # put in place of a message's content to find what surrounds it
 
 
@@ -380,9 +381,8 @@ def _notes(templates: Mapping[str, Template], special: Mapping[str, str]) -> lis
     ]
     if not all(template.is_marked for template in templates.values()):
         notes.append(
-            "the chat template does not mark what is generated: what it adds for a message of the "
-            "assistant, up to the next message, is learned"
-            + (", with its header" if "add_generation_prompt" not in text else "")
+            f"{UNMARKED}: what it adds for a message of the assistant, up to the next message, is "
+            "learned" + (", its header too" if "add_generation_prompt" not in text else "")
         )
     if "strftime_now" in text:
         notes.append(

@@ -197,8 +197,11 @@ class Sampled:
             found[name] = Text() if word else Json() if isinstance(kind, Array) else kind
         return found
 
-    def almost_numbers(self) -> Iterator[str]:
-        """Describe columns of text most of whose cells are numbers."""
+    def surprises(self) -> Iterator[str]:
+        """Describe columns of text most of whose cells are numbers, and JSON of several types."""
+        for name, values in self._json.items():
+            if values.is_mixed and name not in self._cells:
+                yield f"the column {name!r} is JSON because it has values of several types"
         for name, found in self._cells.items():
             if found.misfit:
                 yield (

@@ -431,7 +431,8 @@ def _find_headers(corpus: _Corpus) -> None:
             files.quoted_of[index], unclear = (False, 0) if plain else file.quotes()
             kept += unclear
     corpus.notes += [
-        f"the cells are separated by {delimiter!r} instead of commas in {count:,} CSV files"
+        f"the cells are separated by {delimiter!r} instead of commas in {count:,} CSV"
+        f" file{'s' * (count > 1)}"
         for delimiter, count in delimiters.items()
         if delimiter != ","
     ]
@@ -547,9 +548,9 @@ def _selected(
     left = [name for name in types if name not in used and name not in stored]
     if left and selection == ALL_FIELDS and not keep:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
-        corpus.notes.append(
-            f"only the text of documents is stored; --keep-fields also stores {some}"
-        )
+        blocks = corpus.options.seq_len is not None  # which cannot have other fields
+        advice = f", without {some}" if blocks else f"; --keep-fields also stores {some}"
+        corpus.notes.append(f"only the text of documents is stored{advice}")
     return Fields(text, others, keep and selection.fields is None, selection, only)
 
 
@@ -561,7 +562,7 @@ def _of_table(sampled: Sampled, fields: Fields, *, headed: bool) -> Iterator[str
     """Yield notes on the columns of tables: their types, and why these may surprise."""
     kept = {name: kind for name, kind in fields.schema.items() if name not in fields.also}
     yield f"columns that become fields: {_listed(kept)}"
-    yield from sampled.almost_numbers()
+    yield from sampled.surprises()
     if headed and (doubt := sampled.doubtful_header()):
         columns = ",".join(f"NAME{number}" for number in range(len(sampled.types)))
         yield (

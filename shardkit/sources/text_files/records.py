@@ -148,7 +148,7 @@ class TextFile:
                 yield Record(start, end, dict(zip(header, row, strict=True)))
             else:
                 columns = f"{len(header)}: {', '.join(header)[:200]}"
-                what = "a row does not have as many cells as the first line"
+                what = "a row does not have as many cells as the table has columns"
                 error = rows.decoder.error(what, start, columns, str(len(row)))
                 yield Record(start, end, error)
 
@@ -464,6 +464,8 @@ class _Rows:
         what, count = str(error), len(self.lines)
         if what == "unexpected end of data":
             what = "a quote is opened and never closed"
+        elif what.startswith("new-line character"):  # advice for programs
+            what = "a carriage return without a line feed is in a cell that is not quoted"
         several = count > 1
         return self.decoder.error(
             f"a row is not CSV: {what}",
