@@ -131,8 +131,8 @@ def _batches(table: Any, pa: Any) -> tuple[Any, Iterable[Any]]:
         return first.schema, (batch for rows in tables for batch in rows.to_batches())
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(table, pandas.DataFrame):
-        named = table.index.names != [None]  # other indexes are numbers of rows
-        table = pa.Table.from_pandas(table, preserve_index=None if named else False)
+        named = table.index.names != [None] or not pandas.api.types.is_integer_dtype(table.index)
+        table = pa.Table.from_pandas(table, preserve_index=named)  # others are numbers of rows
     elif "Object" in map(str, getattr(table, "dtypes", ())):
         raise pa.ArrowInvalid("objects of Python in Polars")
     reader = pa.RecordBatchReader.from_stream(table)
@@ -177,8 +177,10 @@ def _of_iterable(
         raise error
     every = itertools.chain(examples, samples)
     chosen = ({n: v for n, v in sample.items() if n not in others} for sample in every)
-    present = _write(chosen, folder, found, found.keys() if schema is None else ())
+    may_be_none = found.keys() if schema is None else ()
+    present, problems = _write(chosen, folder, found, may_be_none, options)
     dataset = open_dataset(folder)
+    dataset.problems = problems
     lacking = [name for name in found if present[name] < len(dataset)]
     dataset.schema = found.with_optional(lacking) if schema is None else found
     dataset.unusable.update(others)
@@ -186,20 +188,33 @@ def _of_iterable(
 
 
 def _write(
-    samples: Iterable[Sample], folder: Path, schema: Schema, may_be_none: Collection[str]
-) -> Counter[str]:
-    """Write shards, and return how many samples have a value, by field."""
+    samples: Iterable[Sample],
+    folder: Path,
+    schema: Schema,
+    may_be_none: Collection[str],
+    options: ConvertOptions,
+) -> tuple[Counter[str], list[ShardkitError]]:
+    """Write shards; return how many samples have a value, by field, and errors of those skipped."""
     required = {name for name, kind in schema.items() if not kind.optional}
     stored = {n: Bytes() if isinstance(kind, Encoded) else kind for n, kind in schema.items()}
     optional = (schema.keys() - required) | {*may_be_none}
     present: Counter[str] = Counter()
+    problems: list[ShardkitError] = []
     with DatasetWriter(folder, "mds", Schema(stored).with_optional(optional)) as writer:
         for sample in samples:
-            if not sample.keys() >= required:
-                schema.check(sample)  # raises the error of a missing field
-            writer.write(sample)
+            try:
+                if not sample.keys() >= required:
+                    schema.check(sample)  # raises the error of a missing field
+                writer.write(sample)
+            except SampleError as error:
+                if options.on_error == "fail":
+                    raise
+                problems.append(error)
+                if len(problems) > options.max_errors:  # which refuses the conversion
+                    break
+                continue
             present.update(name for name, value in sample.items() if value is not None)
-    return present
+    return present, problems
 
 
 def _samples(source: Iterable[Any]) -> Iterator[Sample]:

@@ -126,6 +126,7 @@ class Dataset(Views):
         if reader is None:
             self._format = get_format(format)
         self.temporary = False  # whether no later run can find it again
+        self.problems: Sequence[ShardkitError] = ()  # of samples that were not written to it
         self.unusable: dict[str, ShardkitError] = {}  # fields that cannot be read, and why
         self.partitions: dict[str, list[str | None]] = {}  # columns in the names of shards' folders
         # By shard: its files in a store, and what the manifest says about them.

@@ -78,7 +78,7 @@ class DatasetSource(Source):
         self.safe_keys = bool(dataset.manifest and dataset.manifest.recipe.get("safe_keys"))
         self.guessed = dataset.guessed
         self.schema = dataset.schema.with_optional(self.guessed)
-        self.others = dataset.unusable
+        self.others, self.problems = dataset.unusable, dataset.problems
         self.ignored = dict(dataset.ignored)
         self.class_names = dataset.class_names
         self._key_table = key_table or dataset.key_table

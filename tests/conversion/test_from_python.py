@@ -223,6 +223,21 @@ def test_bad_samples_of_an_iterable_are_skipped_and_a_failed_run_starts_over(tmp
     raised(SampleError, "not an image", shardkit.convert, iter(rows), "wds", out)
     result = shardkit.convert(iter(rows), "wds", out, on_error="skip")
     assert (result.samples, result.errors) == (6, 1)
+    late = [{"n": "x" if n in (1002, 1005) else n} for n in range(1010)]
+    result = shardkit.convert(iter(late), "wds", tmp_path / "late", on_error="skip")
+    assert (result.samples, result.errors) == (1008, 2)
+    options = {"on_error": "skip", "max_errors": 1}
+    few = "more than 1 samples are bad"
+    raised(SourceError, few, shardkit.convert, iter(late), "wds", tmp_path / "few", **options)
+
+
+def test_an_index_of_pandas_becomes_a_field_unless_it_has_numbers_of_rows(tmp_path):
+    def of(name, index):
+        return stored(pd.DataFrame({"n": [1]}, index=index), tmp_path / name)[1][0]
+
+    assert of("a", ["x"]) == {"__key__": "000000000", "n": 1, "__index_level_0__": "x"}
+    assert of("b", pd.RangeIndex(1, name="row")) == {"__key__": "000000000", "n": 1, "row": 0}
+    assert of("c", [7]) == {"__key__": "000000000", "n": 1}
 
 
 def test_a_sequence_has_missing_values_and_numbers_of_both_kinds(tmp_path):
