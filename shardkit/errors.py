@@ -154,9 +154,9 @@ def drop_option(field: str) -> str:
     return f"--drop {shlex.quote(name)}"
 
 
-def rename_option(field: str) -> str:
-    """Return the option that renames a field in a conversion, to NAME, quoted for a shell."""
-    return f"--rename {shlex.quote(f'{field}=NAME')}"
+def rename_option(field: str, name: str = "NAME") -> str:
+    """Return the option that renames a field in a conversion, quoted for a shell."""
+    return f"--rename {shlex.quote(f'{field}={name}')}"
 
 
 def is_want_of_memory(error: BaseException) -> bool:

@@ -336,7 +336,15 @@ def test_each_command_and_option_has_help(name):
             assert param.help, f"{name} {param.opts[0]}"
             assert " ".join(param.help.split()) in shown
     if name == "convert":  # it has them in groups
-        groups = ["Input", "Choosing and splitting", "Images", "Text", "Audio", "Output", "Run"]
+        groups = [
+            "Input",
+            "Choosing and splitting",
+            "Images",
+            "Text and tables",
+            "Audio",
+            "Output",
+            "Run",
+        ]
         positions = [page.index(f"\n{title}:\n") for title in groups]
         assert positions == sorted(positions)
         assert "\nOptions:\n" not in page

@@ -150,7 +150,7 @@ def test_a_name_that_a_format_cannot_hold(name, format, tmp_path):
     assert error.value.fix is not None
     assert error.value.fix.startswith("rename it: --rename ")
     old, _, new = shlex.split(error.value.fix)[-1].partition("=")
-    assert (old, new) == (name, "NAME")
+    assert (old, new) == (name, {"A": "a", "a/b c": "a_b c"}.get(name, "NAME"))
     done = shardkit.convert(rows, format, tmp_path / "o", **options, rename={old: new.lower()})
     assert done.samples == 1
 

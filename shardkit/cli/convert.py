@@ -98,7 +98,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     boxes="FIELDS",
 )
 @options_of(
-    "Text",
+    "Text and tables",
     TextOptions,
     field="NAME",
     keep_fields="",
@@ -178,12 +178,13 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Convert SOURCE into shards: images, audio, video, text, arrays, a dataset or one shard.
+    """Convert SOURCE into shards: images, audio, video, text, tables, arrays, a dataset or a shard.
 
     Images, audio and video are read from a folder; text from a folder or a file (.txt, .jsonl,
     .csv, .tsv, also compressed); arrays from .npy, .npz, HDF5, and the files of MNIST and CIFAR.
-    Several sources become one dataset. Patterns such as 'data/*.parquet' and
-    'shards-{000..099}.tar' may be quoted or not.
+    Without a tokenizer or --text-field, JSON and CSV are tables: each row is a sample. Several
+    sources become one dataset. Patterns such as 'data/*.parquet' and 'shards-{000..099}.tar' may
+    be quoted or not.
 
     A run that was interrupted continues when the same command is given again.
     """

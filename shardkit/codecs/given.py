@@ -151,7 +151,8 @@ def schema_of(
         try:
             fields[name] = _kind(name, [*first[name].values()])
         except SampleError as error:
-            error.fix = f"leave it out (in convert, drop=[{name!r}]), or use one of these types"
+            other = "use one of these types" if error.expected else error.fix
+            error.fix = f"leave it out (in convert, drop=[{name!r}]), or {other}"
             others[name] = error
     return Schema({name: fields[name] for name in first if name in fields}), others
 

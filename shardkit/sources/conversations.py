@@ -48,7 +48,9 @@ class Conversations:
                 "a chat template needs conversations, and the first records have none",
                 expected="the fields " + "; or ".join(_LAYOUTS),
                 found=", ".join(shown) or "no fields",
-                fix="give the fields these names, or leave out --chat-template",
+                fix="first convert to a table in which they have these names (such as --to parquet "
+                "--rename question=prompt --rename answer=completion, without a tokenizer), then "
+                "convert that; or leave out --chat-template",
                 **where,
             )
         return found

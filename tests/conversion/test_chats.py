@@ -229,6 +229,7 @@ def test_records_that_are_no_conversations_or_of_several_kinds(tokenizer, tmp_pa
         with pytest.raises(SourceError, match="the first records have none") as error:
             convert(tmp_path / name, out, tokenizer)
         assert "messages; or conversations" in str(error.value.expected)
+        assert "--rename question=prompt" in str(error.value.fix)
     shardkit.convert(tmp_path / "b.jsonl", "arrow", tmp_path / "stored", workers=0)
     with pytest.raises(SourceError, match="the first records have none"):
         convert(tmp_path / "stored", out, tokenizer)

@@ -205,6 +205,11 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
         assert not out.exists()
     error = raised(SampleError, "not of", shardkit.convert, iter(late), "wds", out, on_error="skip")
     assert error.fix == "correct it, or pass schema= with a type that fits all values"
+    error = raised(
+        SampleError, "CMYK", shardkit.convert, [{"a": IMAGE.convert("CMYK")}], "wds", out
+    )
+    assert "drop=['a']" in str(error.fix)
+    assert "image.convert" in str(error.fix)
     # Values of no type are left out if asked for; a rare one needs a schema.
     assert stored(iter([{"n": 1, "x": {1}}]), out, drop=["x"])[1] == [
         {"__key__": "000000000", "n": 1}

@@ -139,6 +139,7 @@ def test_fields_and_keys_that_make_no_names_of_members_are_refused(tmp_path):
         ({"image": Image(), "jpg": Image()}, r"both be stored as \.jpg"),
         ({"Label": Int()}, "cannot be named after the field"),
         ({"a/b": Int()}, "cannot be named after the field"),
+        ({"A": Int(), "b": Int(), "C": Int()}, "--rename A=a --rename C=c$"),
     ):
         with pytest.raises(FormatError, match=match):
             WDS.layout(Schema(schema))

@@ -59,15 +59,14 @@ def extensions(schema: Schema) -> dict[str, list[str]]:
 
     Raises FormatError if a field name cannot be an extension, or if two fields would share one.
     """
-    result: dict[str, list[str]] = {}
-    for field, kind in schema.items():
-        if field != field.lower() or "/" in field or "\0" in field:
-            raise FormatError(
-                f"a TAR member cannot be named after the field {field!r}",
-                expected="lower case without '/': WebDataset reads extensions in lower case",
-                fix=f"rename it: {rename_option(field)}",
-            )
-        result[field] = _extensions(field, kind)
+    names = {field: re.sub(r"[/\0]", "_", field.lower()) for field in schema}
+    if unfit := [field for field, name in names.items() if name != field]:
+        raise FormatError(
+            f"a TAR member cannot be named after the field {unfit[0]!r}",
+            expected="lower case without '/': WebDataset reads extensions in lower case",
+            fix="rename it: " + " ".join(rename_option(field, names[field]) for field in unfit),
+        )
+    result = {field: _extensions(field, kind) for field, kind in schema.items()}
     _refuse_meeting(result)
     return result
 
