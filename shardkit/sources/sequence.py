@@ -126,7 +126,9 @@ def is_table(source: object) -> bool:
     if hasattr(source, "with_format"):  # a user's transform makes samples, not rows
         own = getattr(source, "format", None)
         custom = isinstance(own, Mapping) and own.get("type") == "custom"
-        return not custom and not isinstance(source, Mapping)
+        # Without features, each batch would have the types of its own values.
+        known = getattr(source, "features", None) is not None
+        return known and not custom and not isinstance(source, Mapping)
     if not hasattr(source, "__arrow_c_stream__"):
         return False
     return hasattr(source, "columns") or hasattr(source, "schema")

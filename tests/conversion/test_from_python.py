@@ -70,6 +70,7 @@ SOURCES = {
     "batches": lambda: pa.table(COLUMNS).to_reader(7),
     "datasets": lambda: datasets.Dataset.from_dict(COLUMNS),
     "stream": lambda: datasets.Dataset.from_dict(COLUMNS).to_iterable_dataset(),
+    "stream of unknown types": lambda: datasets.IterableDataset.from_generator(lambda: ROWS),
 }
 
 
@@ -194,7 +195,7 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
         (iter([{"a": IMAGE.convert("CMYK")}]), SampleError, "image.convert", ("field", "a")),
         (iter([]), SourceError, "the list_iterator has no samples", None),
         (iter([(1, 2)]), SampleError, "fix: give dicts, such as", ("position", 0)),
-        (FAILING, SourceError, "the IterableDataset raised ZeroDivisionError", None),
+        (FAILING, SampleError, "the IterableDataset raised ZeroDivisionError", None),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), SourceError, "same name", ("field", "a")),
         (pd.DataFrame({"a": [1, "x"]}), SampleError, "not of its field's type", ("field", "a")),
     ):
