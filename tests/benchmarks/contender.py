@@ -16,6 +16,7 @@ import io
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tarfile
 import time
@@ -204,9 +205,9 @@ def tokens_datasets(corpus, tokenizer, out):
         run = [token for document in encoded for token in (*document.ids, end)]
         return {"tokens": [run[n : n + 1024] for n in range(0, len(run), 1024)]}
 
-    data = datasets.load_dataset(
-        "json", data_files=str(corpus), split="train", cache_dir=f"{out}-cache"
-    )
+    cache = Path(f"{out}-cache")
+    shutil.rmtree(cache, ignore_errors=True)  # which would have what a run before made
+    data = datasets.load_dataset("json", data_files=str(corpus), split="train", cache_dir=cache)
     features = datasets.Features({"tokens": datasets.List(datasets.Value("uint16"))})
     options = {"remove_columns": data.column_names, "features": features}
     made = data.map(blocks, batched=True, num_proc=2, **options)

@@ -333,7 +333,7 @@ def test_notes_name_what_is_decided_for_the_user(tmp_path):
     unnamed, unmarked, date = template.notes
     assert "uses bos_token" in unnamed
     assert "does not mark" in unmarked
-    assert "with its header" in unmarked
+    assert "its header too" in unmarked
     assert "26 July 2024" in date
     assert opened(of_family(tmp_path, "Gemma")).notes == ()
     assert "header" not in opened(of_family(tmp_path, "Gemma", marked=False)).notes[0]

@@ -204,7 +204,7 @@ def test_what_does_not_fit_is_named_and_leaves_nothing(tmp_path, out):
         assert words in str(caught.value)
         assert where is None or caught.value.where[where[0]] == where[1]
         assert not out.exists()
-    error = raised(SampleError, "not of", shardkit.convert, iter(late), "wds", out, on_error="skip")
+    error = raised(SampleError, "not of", shardkit.convert, iter(late), "wds", out)
     assert error.fix == "correct it, or pass schema= with a type that fits all values"
     error = raised(
         SampleError, "CMYK", shardkit.convert, [{"a": IMAGE.convert("CMYK")}], "wds", out
