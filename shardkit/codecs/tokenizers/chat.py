@@ -9,7 +9,7 @@ guessed: where the borders cannot be told, the conversation is an error.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,24 +60,20 @@ class ChatTemplate:
         Raises UsageError if there is none, if it is invalid, or if the tokenizer cannot be used
         with chat templates.
         """
-        with extra("text", "a chat template"):
-            from shardkit.codecs.tokenizers.template import Template
         beside = None if tokenizer.path is None else Path(tokenizer.path)
         config = {} if beside is None else read_sidecar(beside.with_name(_CONFIG))
         if str(choice) != "auto":
             texts = {"default": (Path(choice), _read(Path(choice)))}
         else:
             texts = {} if beside is None else _texts(beside.parent, config)
-        templates = {name: Template(text, str(path)) for name, (path, text) in texts.items()}
-        if not templates:
+        if not texts:
             raise UsageError(
                 "the tokenizer has no chat template",
                 path=str(beside or tokenizer.file),
                 expected=f"a chat_template.jinja next to it, or chat_template in {_CONFIG}",
                 fix="give a template with --chat-template FILE",
             )
-        for template in templates.values():
-            template.check()
+        templates = _compiled(texts)
         special = {} if beside is None else named_beside(beside)
         _check_tokenizer(tokenizer, [*special.values(), *_added(config)])
         variables = {f"{name}_token": token for name, token in special.items()}
@@ -86,11 +82,7 @@ class ChatTemplate:
     @classmethod
     def of_identity(cls, identity: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
         """Return the chat template that a manifest holds, for the tokenizer of its dataset."""
-        with extra("text", "a chat template"):
-            from shardkit.codecs.tokenizers.template import Template
-        templates = {n: Template(text, "the manifest") for n, text in identity["templates"].items()}
-        for template in templates.values():
-            template.check()
+        templates = _compiled({n: ("the manifest", t) for n, t in identity["templates"].items()})
         return cls(tokenizer, templates, identity["special_tokens"])
 
     def identity(self) -> dict[str, Any]:
@@ -129,22 +121,20 @@ class ChatTemplate:
             raise UsageError(f"loss_on is {loss_on!r}", expected=" or ".join(LOSS_ON))
         rendered = [self._rendered(variables, loss_on) for variables in conversations]
         texts = [one for one in rendered if not isinstance(one, SampleError)]
-        encoded: Iterator[tuple[Tokens, Mask] | SampleError]
-        try:
-            encoded = iter(self._encoded(texts, loss_on))
-        except SampleError:  # one by one, to find out which one fails
-            encoded = iter([self._encoded_one(text, loss_on) for text in texts])
+        encoded = iter(self._encoded(texts, loss_on))
         return [one if isinstance(one, SampleError) else next(encoded) for one in rendered]
 
-    def _encoded_one(
-        self, text: tuple[str, list[Span]], loss_on: str
-    ) -> tuple[Tokens, Mask] | SampleError:
-        try:
-            return self._encoded([text], loss_on)[0]
-        except SampleError as error:
-            return error
-
     def _encoded(
+        self, texts: list[tuple[str, list[Span]]], loss_on: str
+    ) -> list[tuple[Tokens, Mask] | SampleError]:
+        try:
+            return [*self._encoded_together(texts, loss_on)]
+        except SampleError as error:  # one by one, to find out which one fails
+            if len(texts) == 1:
+                return [error]
+            return [self._encoded([text], loss_on)[0] for text in texts]
+
+    def _encoded_together(
         self, texts: list[tuple[str, list[Span]]], loss_on: str
     ) -> list[tuple[Tokens, Mask]]:
         dtype = self.tokenizer.dtype
@@ -312,6 +302,16 @@ def _read(path: Path) -> str:
         raise UsageError(
             "a chat template is not text", path=str(path), expected="UTF-8", found=str(error)
         ) from error
+
+
+def _compiled(texts: Mapping[str, tuple[object, str]]) -> dict[str, Template]:
+    """Return templates by name, of the place and text of each; raises UsageError if invalid."""
+    with extra("text", "a chat template"):
+        from shardkit.codecs.tokenizers.template import Template
+    found = {name: Template(text, str(path)) for name, (path, text) in texts.items()}
+    for template in found.values():
+        template.check()
+    return found
 
 
 def _texts(folder: Path, config: Mapping[str, Any]) -> dict[str, tuple[Path, str]]:

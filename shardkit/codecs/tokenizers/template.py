@@ -40,6 +40,7 @@ _LEFT_OUT = {  # filters: with another result in each run, or whose result can b
     *("attr", "batch", "center", "filesizeformat", "pprint", "random", "round", "slice"),
     *("striptags", "sum", "urlencode", "urlize", "wordwrap", "xmlattr"),
 }
+_OWN = ("format", "indent", "join", "replace", "tojson")  # filters, in budget.py
 _SKIMMING = {  # filters that do not look into the items of their value
     *("count", "d", "default", "first", "items", "last", "length", "list", "map", "reject"),
     *("rejectattr", "reverse", "select", "selectattr"),
@@ -237,13 +238,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             finalize=budget.output,
             optimized=False,  # constants would be computed without a budget
         )
-        own: dict[str, Any] = {
-            "tojson": budget.tojson,
-            "join": budget.join,
-            "replace": budget.replace,
-            "indent": budget.indent,
-        }
-        own["format"] = budget.format
+        own = {name: getattr(budget, name) for name in _OWN}
         safe = {name: made for name, made in FILTERS.items() if name not in _LEFT_OUT}
         self.filters = {name: _metered(made, name) for name, made in (safe | own).items()} | _PAYING
         self.tests = {name: _metered(made) for name, made in tests.TESTS.items()}
