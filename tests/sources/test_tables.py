@@ -89,7 +89,7 @@ def test_json_values_keep_their_types(tmp_path, values, kind):
     lines = [{"n": 0}] + [{"n": values[0]}] * 5000 + [{"n": value} for value in values]
     path = put(tmp_path / "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines[1:]))
     source = stream(path)
-    assert source.schema["n"] == type(kind)(**{**vars(kind), "optional": True})
+    assert source.schema["n"] == type(kind)(**{**vars(kind), "optional": None in values})
     for value, row in zip(values, rows(path)[-len(values) :], strict=True):
         found = row.get("n")
         plain = found.tolist() if isinstance(found, np.ndarray) else found
@@ -241,6 +241,15 @@ def test_a_column_of_numbers_that_is_text_is_noted(tmp_path, cells):
     path = put(tmp_path / "a.csv", "n,s\n" + "".join(f"{cell},1x\n" for cell in cells))
     (note,) = [note for note in stream(path).notes if "although most are numbers" in note]
     assert note.startswith("the column 'n' is text because of cells such as")
+
+
+@pytest.mark.parametrize("to", ["mds", "wds", "parquet"])
+def test_only_columns_with_missing_values_are_optional(tmp_path, to):
+    put(tmp_path / "in" / "a.csv", "a,b\n1,2\n3,\n")
+    put(tmp_path / "in" / "b.csv", "a,c\n5,6\n")
+    shardkit.convert(tmp_path / "in", to, tmp_path / "out", workers=0)
+    schema = shardkit.open(tmp_path / "out").schema
+    assert [name for name, kind in schema.items() if kind.optional] == ["b", "c"]
 
 
 def test_a_column_of_json_with_several_types_is_noted(tmp_path):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -158,17 +159,22 @@ class Sampled:
         self._json: dict[str, JsonType] = {}
         self._cells: dict[str, CellType] = {}
         self._first: dict[str, Sequence[str]] = {}  # cells of some rows, by column
+        self._rows = 0
+        self._values: Counter[str] = Counter()  # that are not missing, by column
         self.whole = True  # whether no other document can have more fields
 
     def add(self, rows: Sequence[Mapping[str, Any]], *, cells: bool) -> None:
+        self._rows += len(rows)
         if cells:  # all rows of a table have the same columns
             columns = zip(*(row.values() for row in rows), strict=True)
             for name, texts in zip(rows[0], columns, strict=True):
                 self._cells.setdefault(name, CellType()).add(texts)
                 self._first.setdefault(name, texts[:_FIRST])
+                self._values[name] += len(texts) - texts.count("")
             return
         for name, values in _columns(rows).items():
             self._json.setdefault(name, JsonType()).add(values)
+            self._values[name] += len(values) - values.count(None)
 
     def __len__(self) -> int:
         return len(self._json) + len(self._cells)
@@ -188,6 +194,14 @@ class Sampled:
         added = types_of({n: texts for n, texts in columns.items() if n not in self.types})
         self.types |= added
         return added
+
+    def of_rows(self) -> dict[str, FieldType]:
+        """The types if all rows are known: optional where one of them has no value."""
+        whole = {name for name, count in self._values.items() if count == self._rows}
+        return {
+            name: replace(kind, optional=name not in whole) if name in self._values else kind
+            for name, kind in self.types.items()
+        }
 
     def of_documents(self) -> dict[str, FieldType]:
         """The types, where further documents may have other values: lists and true stay general."""

@@ -455,12 +455,14 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
             return Fields(LINE_FIELD, {}), sampled
         raise _nothing(corpus.path, problem)
     folders = sampled.add_folders(_in_folders(corpus))
-    types = sampled.types if table else sampled.of_documents()
+    types = sampled.of_rows() if table else sampled.of_documents()
     column = None if asked is None else asked.column
     chat = _conversations(corpus.path, options, types, recipe.selection)
     text = None
-    if not chat and (not table or types == {LINE_FIELD: Text()}):
+    if not chat and (not table or sampled.types == {LINE_FIELD: Text()}):
         text = _text_of(corpus, sampled, types, column)
+    if not table:  # any further document may lack a field
+        types = {name: replace(kind, optional=True) for name, kind in types.items()}
     fields = _selected(corpus, recipe, types, (text, column, *chat))
     fields = replace(fields, folders=folders)
     if "" in fields.others:
@@ -543,8 +545,7 @@ def _selected(
     stored = [name for name in names if keep and selection.has(name)]
     also = {*(names_in(recipe.where) if recipe.where else ()), recipe.stratify, recipe.group}
     only = [name for name in names if name in also and name not in stored]
-    # Any document may lack them.
-    others = {n: replace(types[n], optional=True) for n in names if n in stored or n in only}
+    others = {n: types[n] for n in names if n in stored or n in only}
     left = [name for name in types if name not in used and name not in stored]
     if left and selection == ALL_FIELDS and not keep:
         some = ", ".join(left[:5]) + (", ..." if len(left) > 5 else "")
