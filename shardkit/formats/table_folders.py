@@ -37,7 +37,7 @@ PETASTORM = Kind(
     "read it with petastorm.make_reader, and write its samples with shardkit.create",
 )
 _TABLES = ("parquet", "arrow", "csv", "json", "tsv")  # formats that others divide into partitions
-_PARTITION = re.compile(r"([^\W\d]\w*)=.*")
+_PARTITION = re.compile(r"([^\W\d][^=]*)=.*")
 _MISSING = "__HIVE_DEFAULT_PARTITION__"  # the value of rows that have none
 _FURTHER = ("data",)  # a folder of Iceberg that holds the files, below the table's own
 # Files and folders that are only in a table of such a kind.

@@ -121,10 +121,10 @@ def test_columns_in_names_of_folders_become_fields(form, way, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_columns_in_names_of_folders_have_types_and_belong_to_all_files(form, tmp_path):
-    _table(tmp_path / "t", form, "train/day=1/h=0.5", "train/day=2/h=1", "test/day=3/h=2")
+    _table(tmp_path / "t", form, "train/day=1/h-1 =0.5", "train/day=2/h-1 =1", "test/day=3/h-1 =2")
     shardkit.convert(tmp_path / "t", "arrow", tmp_path / "out", workers=0)
     ds = shardkit.open(tmp_path / "out/train")
-    assert [(s["x"], s["day"], s["h"]) for s in ds] == [
+    assert [(s["x"], s["day"], s["h-1 "]) for s in ds] == [
         (1, 1, 0.5),
         (2, 1, 0.5),
         (1, 2, 1),
