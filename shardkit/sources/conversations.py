@@ -72,28 +72,33 @@ class Conversations:
             )
         if not found:
             return None
-        every = [name.strip("[]") for name in (*_LAYOUTS[found[0]], *_ALWAYS)]
-        return cls(found[0], tuple(name for name in every if name in types))
+        return cls(found[0], tuple(name for name in _fields_of(found[0]) if name in types))
 
     def types(self, types: Mapping[str, FieldType]) -> dict[str, FieldType]:
-        """The types to read the fields with: text, or JSON. Any record may lack them."""
+        """The types to read the fields with: text, or JSON. Any record may lack or have them.
+
+        So a field that no record in `types` has, such as a rare `input`, is not ignored.
+        """
         return {
-            name: Json(optional=True) if isinstance(types[name], Json) else Text(optional=True)
-            for name in self.fields
+            name: Json(optional=True)
+            if isinstance(types.get(name), Json) or (name == "tools" and name not in types)
+            else Text(optional=True)
+            for name in _fields_of(self.layout)
         }
 
     def note(self) -> str:
         """Say what was recognized."""
         if "input" in self.fields:
             return (
-                "conversations: instruction and input, joined by a line break, are the user's turn;"
-                " output is the assistant's"
+                "conversations: instruction and input, if any, joined by a line break, are the "
+                "user's turn; output is the assistant's"
             )
         turns = ("prompt", "completion") if "prompt" in self.fields else ("instruction", "output")
         if turns[0] in self.fields:
             return f"conversations: {turns[0]} is the user's turn, {turns[1]} the assistant's"
         also = [name for name in self.fields if name != self.layout]
-        return f"conversations in the field {', with '.join([self.layout, *also])}"
+        with_also = f", with {' and '.join(also)}, if any" if also else ""
+        return f"conversations in the field {self.layout}{with_also}"
 
     def messages(self, sample: Sample) -> list[Message]:
         """Return the messages of a sample, the system's first. Raises SampleError."""
@@ -136,6 +141,10 @@ def refuse_without_template(types: Mapping[str, FieldType], options: TextOptions
             fix=f"use the tokenizer's own: --tokenizer {options.tokenizer} --chat-template auto;"
             " or name a field that is tokenized as it is: --text-field NAME",
         )
+
+
+def _fields_of(layout: str) -> list[str]:
+    return [name.strip("[]") for name in (*_LAYOUTS[layout], *_ALWAYS)]
 
 
 def _required(fields: Sequence[str]) -> list[str]:

@@ -41,7 +41,9 @@ def tokenizer(tmp_path_factory):
 
 def convert(source, out, tokenizer, to="arrow", sound=True, **text):
     """Convert, verify, and return tokens and masks."""
-    options = {name: text.pop(name) for name in ("on_error", "shard_samples") if name in text}
+    options = {
+        name: text.pop(name) for name in ("on_error", "shard_samples", "drop") if name in text
+    }
     text = {"tokenizer": tokenizer, "chat_template": "auto", **text}
     make(source, to, out, text, sound=sound, **options)
     return [(s["tokens"].tolist(), s["loss_mask"].astype(int).tolist()) for s in samples_of(out)]
@@ -107,6 +109,21 @@ def test_files_of_every_kind_hold_the_same_conversations(tokenizer, tmp_path):
         assert convert(tmp_path / name, tmp_path / f"out{number}", tokenizer) == expected
     for to in ("wds", "parquet", "lmdb"):
         assert convert(lines, tmp_path / to, tokenizer, to) == expected
+
+
+def test_parts_of_a_conversation_that_only_late_records_have_are_read(tokenizer, tmp_path):
+    said = {"instruction": "w1", "output": "w3"}
+    late = [{**said, "input": "w2"}, {**said, "system": "w4"}, {**said, "tools": [TOOL]}]
+    source = write_lines(tmp_path / "a.jsonl", [*[said] * 150, *late])
+    found = [ids for ids, _ in convert(source, tmp_path / "out", tokenizer)]
+    plain = [11, 1, 13, 12, 3, 13]
+    assert found == [
+        *[plain] * 150,
+        [11, 1, 2, 13, 12, 3, 13],
+        [10, 4, 13, *plain],
+        [14, *plain],
+    ]
+    assert convert(source, tmp_path / "b", tokenizer, drop=["input"])[150][0] == plain
 
 
 def test_all_tokens_are_learned_if_asked(tokenizer, tmp_path):

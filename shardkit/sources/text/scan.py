@@ -580,7 +580,8 @@ def _conversations(
     if options.chat_template is None:
         refuse_without_template(types, options)
         return {}
-    return Conversations.of(types, path=path).types(types)
+    read = Conversations.of(types, path=path).types(types)
+    return {name: kind for name, kind in read.items() if selection.has(name)}
 
 
 def _refuse_headless(path: Path, sampled: Sampled) -> None:
