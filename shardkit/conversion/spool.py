@@ -99,6 +99,8 @@ def _of_table(table: Any, path: Path) -> Dataset | Rows:
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for batch in batches:
                 writer.write_batch(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+    except (ShardkitError, MemoryError):
+        raise
     except Exception as error:  # of Arrow, or of a user's function that makes the rows
         if hasattr(table, "columns") and not path.exists():
             return _rows(table)
