@@ -325,6 +325,11 @@ class JsonType:
             self._items.add(list(chain.from_iterable(lists)))
 
     @property
+    def is_nested(self) -> bool:
+        """Whether there are lists or objects."""
+        return not self._kinds.isdisjoint((list, dict))
+
+    @property
     def is_mixed(self) -> bool:
         """Whether some values are text, numbers or truth values, and others of another type."""
         kinds = self._kinds - {type(None)}

@@ -243,6 +243,12 @@ def test_a_column_of_numbers_that_is_text_is_noted(tmp_path, cells):
     assert note.startswith("the column 'n' is text because of cells such as")
 
 
+def test_a_table_that_may_be_inside_of_a_row_is_noted(tmp_path):
+    for text in ('{"data": [{"a": 1}, {"a": 2}]}', '{"a": {"0": 1, "1": 2}}'):  # as of pandas
+        assert "the table is a single row" in stream(put(tmp_path / "a.json", text)).notes[1]
+    assert len(stream(put(tmp_path / "a.json", '{"a": 1}')).notes) == 1
+
+
 @pytest.mark.parametrize("to", ["mds", "wds", "parquet"])
 def test_only_columns_with_missing_values_are_optional(tmp_path, to):
     put(tmp_path / "in" / "a.csv", "a,b\n1,2\n3,\n")

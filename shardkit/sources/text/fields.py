@@ -212,7 +212,14 @@ class Sampled:
         return found
 
     def surprises(self) -> Iterator[str]:
-        """Describe columns of text most of whose cells are numbers, and JSON of several types."""
+        """Describe columns whose types, and tables whose rows, may not be what was meant."""
+        nested = [name for name, values in self._json.items() if values.is_nested]
+        if nested and self._rows == 1:
+            yield (
+                f"the table is a single row, with lists or objects in {nested[0]!r}: if they hold"
+                " the rows, write each row as an object, such as pandas does with"
+                " to_json(FILE, orient='records', lines=True)"
+            )
         for name, values in self._json.items():
             if values.is_mixed and name not in self._cells:
                 yield f"the column {name!r} is JSON because it has values of several types"
