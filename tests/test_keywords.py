@@ -199,6 +199,7 @@ FAMILIAR = {
         "num_workers threads format output": "workers workers to out",
         "maxcount maxsize chunk_bytes size_limit": "shard_samples shard_size shard_size shard_size",
         "num_shards force hashes": "shard_samples overwrite -",
+        "delimiter header packing assistant_only_loss": "- columns seq_len loss_on",
     },
     shardkit.create: {"columns maxcount": "schema shard_samples"},
     shardkit.open: {"transform split streaming": "transforms - -"},

@@ -73,7 +73,11 @@ _OPTIONS: Mapping[str, tuple[str, ...]] = {
     "labels csv annotations": ("metadata=FILE", "classes=[...]"),
     "text_column text_key": ("text_field=NAME",),
     "max_length max_seq_length block_size context_length": ("seq_len=N",),
+    "packing": ("seq_len=N, which packs documents",),
+    "assistant_only assistant_only_loss completion_only_loss train_on_inputs": ("loss_on=HOW",),
     "tokenizer_name tokenizer_path vocab": ("tokenizer=FILE",),
+    "delimiter sep separator": ("leave it out: commas, semicolons, tabs and bars are found",),
+    "header": ("columns=NAMES for a table without a header",),
     "n limit num_samples": ("n=N", "samples=N", "limit=N"),
 }
 

@@ -257,6 +257,7 @@ def test_tables_without_header_have_the_columns_of_the_first(tmp_path):
     (source,) = opened(tmp_path, no_header=True, field="column1").values()
     (error,) = errors(source)
     assert "not have as many cells" in error.what
+    assert "--fields chooses columns" in str(error.fix)
 
 
 def test_a_header_of_words_is_one(tmp_path):

@@ -21,7 +21,7 @@ from shardkit.codecs.tokenizers.engines import check_unicode
 from shardkit.codecs.tokenizers.names import named_beside, read_sidecar
 from shardkit.codecs.tokenizers.offsets import Encoded
 from shardkit.codecs.tokenizers.tokenizer import Tokenizer
-from shardkit.errors import SampleError, UsageError
+from shardkit.errors import NotFoundError, SampleError, UsageError
 from shardkit.helpers.extras import extra
 from shardkit.storage import fs
 
@@ -298,6 +298,9 @@ def _with_reasoning(message: Message) -> Message:
 def _read(path: Path) -> str:
     try:
         return fs.read(path).decode()
+    except NotFoundError as error:
+        error.fix = error.fix or "give auto, for the tokenizer's own template, or an existing file"
+        raise
     except UnicodeDecodeError as error:
         raise UsageError(
             "a chat template is not text", path=str(path), expected="UTF-8", found=str(error)

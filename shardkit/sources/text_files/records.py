@@ -149,7 +149,15 @@ class TextFile:
             else:
                 columns = f"{len(header)}: {', '.join(header)[:200]}"
                 what = "a row does not have as many cells as the table has columns"
-                error = rows.decoder.error(what, start, columns, str(len(row)))
+                asked = (
+                    ""
+                    if self.header is None
+                    else (
+                        "name all columns of a table without a header (--columns); --fields chooses"
+                        " columns; or else "
+                    )
+                )
+                error = rows.decoder.error(what, start, columns, str(len(row)), asked + REPAIR)
                 yield Record(start, end, error)
 
     def has_quotes(self) -> bool:
