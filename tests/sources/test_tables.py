@@ -304,3 +304,9 @@ def test_rows_can_be_chosen_by_number_as_those_of_parquet(tmp_path, name):
     groups = [{sample["s"] for sample in some} for some in found.values()]
     assert not groups[0] & groups[1]
     assert sum(map(len, found.values())) == 40
+
+
+def test_a_column_of_files_and_folders_is_that_of_the_files(tmp_path):
+    put(tmp_path / "x=1" / "a.csv", "x,y\n2,3\n")
+    assert rows(tmp_path) == [{"x": 2, "y": 3}]
+    assert "values of x are those in the files" in stream(tmp_path).notes[0]

@@ -454,7 +454,12 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
         if not corpus.tables and (problem or len(corpus.files) > _SAMPLE_FILES):
             return Fields(LINE_FIELD, {}), sampled
         raise _nothing(corpus.path, problem)
-    folders = sampled.add_folders(_in_folders(corpus))
+    named = _in_folders(corpus)
+    folders = sampled.add_folders(named)
+    if both := [name for name in named if name not in folders]:
+        corpus.notes.append(
+            f"values of {', '.join(both)} are those in the files, not those in the names of folders"
+        )
     types = sampled.of_rows() if table else sampled.of_documents()
     column = None if asked is None else asked.column
     chat = _conversations(corpus.path, options, types, recipe.selection)
