@@ -136,7 +136,8 @@ def test_every_form_comes_back_from_any_encoding_compression_and_cutting(data):
         patch.setattr(blocks, "BLOCK", 4 * data.draw(st.integers(1, 20)))
         patch.setattr(blocks, "COMPRESSED_BLOCK", data.draw(st.integers(1, 50)))
         name = f"a.{suffix}.{how}".rstrip(".")
-        source = stream(put(Path(folder) / name, b"".join(members)), encoding=encoding)
+        options = {} if suffix == "txt" else {"field": "text"}
+        source = stream(put(Path(folder) / name, b"".join(members)), encoding=encoding, **options)
         found = samples(source)
         assert [sample["text"] for sample in found] == texts
         starts = [int(sample["__key__"].removeprefix(f"{name}/")) for sample in found]
