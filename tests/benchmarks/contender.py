@@ -192,6 +192,16 @@ def verify_xxh3(store):
         list(threads.map(digest, [path for path in store.rglob("*") if path.is_file()]))
 
 
+def loaded_json(corpus, out):
+    import datasets
+
+    cache = Path(f"{out}-cache")
+    shutil.rmtree(cache, ignore_errors=True)  # which would have what a run before made
+    return datasets.load_dataset(
+        "json", data_files=str(corpus), split="train", cache_dir=str(cache)
+    )
+
+
 def tokens_datasets(corpus, tokenizer, out):
     """`map(batched=True, num_proc=2)` makes tokens and blocks of 1,024 of them; then saved."""
     import datasets
@@ -205,9 +215,7 @@ def tokens_datasets(corpus, tokenizer, out):
         run = [token for document in encoded for token in (*document.ids, end)]
         return {"tokens": [run[n : n + 1024] for n in range(0, len(run), 1024)]}
 
-    cache = Path(f"{out}-cache")
-    shutil.rmtree(cache, ignore_errors=True)  # which would have what a run before made
-    data = datasets.load_dataset("json", data_files=str(corpus), split="train", cache_dir=cache)
+    data = loaded_json(corpus, out)
     features = datasets.Features({"tokens": datasets.List(datasets.Value("uint16"))})
     options = {"remove_columns": data.column_names, "features": features}
     made = data.map(blocks, batched=True, num_proc=2, **options)
@@ -245,9 +253,7 @@ def chats_datasets(corpus, tokenizer, out):
         made = encoder.apply_chat_template(batch["messages"], **options)
         return {"tokens": made["input_ids"], "loss_mask": made["assistant_masks"]}
 
-    data = datasets.load_dataset(
-        "json", data_files=str(corpus), split="train", cache_dir=f"{out}-cache"
-    )
+    data = loaded_json(corpus, out)
     kinds = {"tokens": datasets.Value("uint16"), "loss_mask": datasets.Value("bool")}
     features = datasets.Features({name: datasets.List(kind) for name, kind in kinds.items()})
     options = {"remove_columns": data.column_names, "features": features}
