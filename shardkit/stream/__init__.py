@@ -11,8 +11,8 @@ Each imports only those on lines below its own:
     stream
     ranks read_ahead
     options schedule
-    reading sampling
-    batch_sizes batching collate order segments
+    collate reading sampling
+    batch_sizes batching order segments
 """
 
 from shardkit.stream.dataset import StreamingDataset as StreamingDataset

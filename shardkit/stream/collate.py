@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shardkit.errors import SampleError, UsageError, near
 from shardkit.options import check_choice, check_numbers
 from shardkit.sample import Sample
+from shardkit.stream.segments import laid_out
 
 Values = NDArray[Any]
 
@@ -183,17 +184,8 @@ def packed(
         for end, length in zip(ends[::-1].tolist(), lengths[::-1].tolist(), strict=True):
             parts.insert(end, padding[length:])
         batch[field] = np.concatenate(parts, dtype=padding.dtype).reshape(-1, seq_len)
-    sizes = np.insert(stop - start, ends, seq_len - lengths)
-    number = np.arange(len(row)) - np.searchsorted(row, row) + 1  # of a segment in its row
-    segments = np.repeat(np.insert(number, ends, 0).astype(np.int32), sizes)
-    begins = np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
-    positions = np.where(segments, np.arange(len(segments), dtype=np.int32) - begins, 0)
-    return {
-        **batch,
-        "segment_ids": segments.reshape(-1, seq_len),
-        "position_ids": positions.astype(np.int32, copy=False).reshape(-1, seq_len),
-        "lengths": lengths,
-    }
+    ids, positions = laid_out(row, stop - start, (len(lengths), seq_len))
+    return {**batch, "segment_ids": ids, "position_ids": positions, "lengths": lengths}
 
 
 def _check_lengths(samples: Sequence[Sample], columns: Mapping[str, Sequence[Any]]) -> None:

@@ -57,15 +57,27 @@ def _found(batch: Mapping[str, Any]) -> tuple[Numbers, Numbers]:
 
 def _of_blocks(doc_ends: Sequence[Numbers], length: int) -> tuple[Numbers, Numbers]:
     """Segments and positions of blocks, from the position after each document of a block."""
-    segments = np.zeros((len(doc_ends), length), np.int32)
-    positions = np.zeros_like(segments)
-    for row, stored in enumerate(doc_ends):
-        ends = _array(stored).astype(np.int64)
-        ends = ends[ends > 0]  # a collate function may have padded them
-        lengths = np.diff(ends, prepend=0)
-        tokens = slice(lengths.sum())
-        segments[row, tokens] = np.repeat(np.arange(1, len(ends) + 1), lengths)
-        positions[row, tokens] = np.arange(lengths.sum()) - np.repeat(ends - lengths, lengths)
+    ends = [_array(stored).astype(np.int64) for stored in doc_ends]
+    ends = [each[each > 0] for each in ends]  # a collate function may have padded them
+    sizes = np.concatenate([np.zeros(0, np.int64), *(np.diff(each, prepend=0) for each in ends)])
+    rows = np.repeat(np.arange(len(ends)), [len(each) for each in ends])
+    return laid_out(rows, sizes, (len(ends), length))
+
+
+def laid_out(
+    rows: NDArray[np.int64], sizes: NDArray[np.int64], shape: tuple[int, int]
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Return `segment_ids` and `position_ids`, int32 of a shape (rows, seq_len), see `documents`.
+
+    rows, sizes: int64 (segments,): the row of each segment, ascending, and its number of tokens.
+    Segments of a row follow one another from its beginning on; the rest of it is padding.
+    """
+    numbers = np.arange(len(rows)) - np.searchsorted(rows, rows) + 1  # of a segment in its row
+    used = np.bincount(rows, sizes, shape[0]).astype(np.int64)
+    filled = np.arange(shape[1]) < used[:, None]
+    segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    segments[filled] = np.repeat(numbers, sizes)
+    positions[filled] = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes)
     return segments, positions
 
 
