@@ -17,6 +17,7 @@ import os
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # see destroy_process_group
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -48,8 +49,8 @@ def main() -> None:
         return
     dist.init_process_group("gloo")
     train(options, dist.get_rank(), dist.get_world_size())
-    dist.barrier()  # without it, torch 2.13 may abort a rank if another one has left
-    # Not inside of `train`: a DistributedDataParallel that is still there can block this for ever.
+    # Ends torch's threads, which may otherwise abort the process when Python ends. It needs the
+    # import of torch.distributed.nn before init_process_group, and a model that is gone, as here.
     dist.destroy_process_group()
 
 
