@@ -1,4 +1,4 @@
-"""Images with painted objects, and annotations that say where these are: as COCO and VOC have it.
+"""Images with painted objects, and annotations that say where they are: of COCO, VOC and YOLO.
 
 Object n of an image is a rectangle in a colour of its own, so that any box can be compared with the
 pixels that are painted.
@@ -152,3 +152,32 @@ def voc(root: Path, splits: dict[str, Sequence[Painted]]) -> Path:
         put(root, {f"ImageSets/Main/bottle_{split}.txt": lines.replace("\n", "  1\n")})
     put(root, {"SegmentationClass/000000.png": None})
     return root
+
+
+YOLO_NAMES = ("person", "bottle", "toothbrush")
+YAML = "path: ../datasets/x\ntrain: images/train\nval: images/val\ntest:\nnames:\n"
+YAML += "".join(f"  {number}: {name}\n" for number, name in enumerate(YOLO_NAMES))
+
+
+def yolo_lines(image: Painted) -> str:
+    """The label file: class, centre and size, as shares of the image's."""
+    width, height = image.size
+    boxes = zip(image.boxes, image.names, strict=True)
+    return "".join(
+        f"{YOLO_NAMES.index(name)} {(x0 + x1) / 2 / width:.6f} {(y0 + y1) / 2 / height:.6f}"
+        f" {(x1 - x0) / width:.6f} {(y1 - y0) / height:.6f}\n"
+        for (x0, y0, x1, y1), name in boxes
+    )
+
+
+def yolo(
+    root: Path, splits: dict[str, Sequence[Painted]], where: str = "{}/{}", config: str = YAML
+) -> Path:
+    """As Ultralytics has it; `where` has the places of `images` or `labels`, and of the split."""
+    for split, images in splits.items():
+        for image in images:
+            put(root, {f"{where.format('images', split)}/{image.name}.png": image.file()})
+            if image.boxes:
+                label = f"{where.format('labels', split)}/{image.name}.txt"
+                put(root, {label: yolo_lines(image)})
+    return put(root, {"data.yaml": config} if config else {})

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import SourceError, UsageError
-from shardkit.helpers.extras import extra
 from shardkit.helpers.names import FLAT, is_safe
+from shardkit.helpers.yaml import parse_yaml
 from shardkit.metadata.splits import KINDS, Split, grouped
 from shardkit.storage import fs
 
@@ -198,17 +198,10 @@ def read_subsets(root: Path) -> dict[str, Subset]:
 @functools.lru_cache(maxsize=1)  # called several times, and parsing 1 MB takes seconds
 def _parsed(block: str) -> dict[str, Subset] | str:
     """Return the subsets, or a text saying why they cannot be parsed."""
-    with extra("text", "the list of files in the README.md of a Hub repository"):
-        import yaml  # type: ignore[import-untyped]
-
-    # In base 60, as YAML reads 1:59:59, that takes minutes.
-    if re.search(r"(?<![\d:_])[\d:_]{1000}", block):
-        return "a number of over 1,000 digits"
-    wrong = (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
     try:
-        # Not with libyaml: deeply nested brackets crash the process.
-        found = {s.name: s for s in map(_subset, yaml.safe_load(block)["configs"] or ())}
-    except wrong as error:
+        parsed = parse_yaml(block, "text", "the list of files in the README.md of a Hub repository")
+        found = {s.name: s for s in map(_subset, parsed["configs"] or ())}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
     every = (path for one in found.values() for paths in one.patterns.values() for path in paths)
     if sum(map(_has_wildcard, every)) > _MAX_PATTERNS:

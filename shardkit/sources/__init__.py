@@ -5,12 +5,12 @@ Each imports only those on lines below its own:
     __init__
     shards
     annotated img2dataset speech
-    folder_scan
+    annotation_layouts folder_scan
     layouts text/
     api arrays/ exported metadata united
     candidate image_folder inputs subset tables transcripts
     coco dataset duplicates file_table key_lists labels packages partitioned sequence
-      text_files/ voc
+      text_files/ voc yolo
     annotations base columns conversations files imagenet
 """
 

@@ -1,18 +1,10 @@
-"""Folders of images with object annotations: COCO and Pascal VOC, as downloaded.
-
-- COCO: `annotations/instances_train2017.json` beside `train2017/` or `images/train2017/`; one
-  `images/` for all annotation files; or `train/_annotations.coco.json` among the images.
-- Pascal VOC: `JPEGImages/` and `Annotations/`, with splits from `ImageSets/Main/`; also below
-  `VOCdevkit/VOC2012/`.
-"""
+"""Folders of images with object annotations: COCO, Pascal VOC and YOLO, as downloaded."""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +12,7 @@ import numpy as np
 from shardkit.codecs.media import IMAGES
 from shardkit.dataset.folders import media_of
 from shardkit.errors import SampleError, SourceError, UsageError
-from shardkit.helpers import os_errors
-from shardkit.metadata.splits import KINDS, in_order, split_of
+from shardkit.sources.annotation_layouts import Layout, Split, find_layout
 from shardkit.sources.annotations import (
     CATEGORIES,
     Annotations,
@@ -33,52 +24,8 @@ from shardkit.sources.annotations import (
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
 from shardkit.sources.folder_scan import FolderScan
-from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
-from shardkit.storage import fs
-from shardkit.storage.walk import is_folder, kind_of_file, scandir
 
-AMONG = "_annotations.coco.json"  # among its images, as Roboflow exports
-# Prefixes of COCO's annotation files: those with objects, and those that are not read.
-_OBJECTS = ("instances_", "person_keypoints_")
-_OTHERS = ("captions_", "image_info_", "panoptic_", "stuff_")
-_VOC = ("JPEGImages", "Annotations")
-_ABOVE_VOC = re.compile(r"VOC[\w-]*", re.I)  # VOCdevkit, VOC2012
-_MAX_LIST = 1 << 28  # maximum bytes of an image list
 _MAX_PROBLEMS = 100_000  # maximum number that is reported one by one
-
-
-@dataclass
-class _Split:
-    """The images of a split, from an annotation file or an image list, with their annotations."""
-
-    folder: Path  # where the images are
-    file: Path  # the JSON, or the folder of XML files
-    names: set[str] | None = None  # names of the images, without suffixes; None: all
-    shared: bool = False  # whether the folder also holds images of other splits
-
-
-@dataclass
-class Layout:
-    """What was found at a root folder: splits by name, and counts of ignored files."""
-
-    splits: dict[str, _Split]
-    ignored: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    by_name: bool = False  # whether classes are sorted by name, not as the annotations list them
-
-
-class _Folder:
-    """The names of the files and subfolders in a folder, without hidden ones."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with os_errors.explained("list", path), scandir(path) as found:
-            entries = [(e.name, is_folder(e)) for e in found if not e.name.startswith(".")]
-        self.folders = sorted(name for name, below in entries if below)
-        self.files = sorted(name for name, below in entries if not below)
-
-    def below(self, name: str) -> _Folder:
-        return _Folder(self.path / name)
 
 
 def recognise(candidate: Candidate) -> Splits | None:
@@ -86,7 +33,8 @@ def recognise(candidate: Candidate) -> Splits | None:
     if not candidate.is_folder or media_of(candidate.contents) is not IMAGES:
         return None
     path, recipe = candidate.path, candidate.recipe
-    layout = _find(path, candidate.together)
+    classes = None if isinstance(recipe.classes, Mapping) else recipe.classes
+    layout = find_layout(path, candidate.together, classes)
     if layout is None:
         return None
     refuse_metadata(recipe, path)
@@ -97,137 +45,6 @@ def recognise(candidate: Candidate) -> Splits | None:
             fix="omit --label-column",
         )
     return candidate.noted(_open(layout, candidate))
-
-
-def _find(root: Path, together: bool) -> Layout | None:
-    """Return the layout of a root folder with object annotations; None for any other folder."""
-    top = _Folder(root)
-    while len(top.folders) == 1 and not top.files and _ABOVE_VOC.fullmatch(top.folders[0]):
-        top = top.below(top.folders[0])
-    years = [name for name in top.folders if _ABOVE_VOC.fullmatch(name)]
-    if len(years) > 1 and {*_VOC} <= {*top.below(years[0]).folders}:
-        raise UsageError(
-            "the folder holds several datasets in the layout of Pascal VOC",
-            path=root,
-            found=", ".join(f"{name}/" for name in years),
-            fix=f"give one of them: {top.path / years[-1]}",
-        )
-    if {*_VOC} <= {*top.folders} and any(n.endswith(".xml") for n in top.below(_VOC[1]).files):
-        return _voc(top, together)
-    found = _coco(top)
-    if found is None or not together:
-        return found
-    if len(found.splits) > 1:
-        raise UsageError(
-            "there are several annotation files, each for its own split",
-            path=root,
-            found=", ".join(split.file.name for split in found.splits.values()),
-            fix="omit --split none, or convert one split at a time",
-        )
-    found.splits = {"": next(iter(found.splits.values()))}
-    return found
-
-
-def _coco(top: _Folder) -> Layout | None:
-    annotations = next((name for name in top.folders if name.lower() == "annotations"), None)
-    if annotations is None:
-        return _among(top)
-    files = [n for n in top.below(annotations).files if n.lower().endswith(".json")]
-    chosen = _of_objects(files)
-    if not chosen:
-        return _among(top)
-    layout = Layout({}, Counter(f"file {n}" for n in files if n not in chosen.values()))
-    folders = _folders_of(top, chosen, layout)
-    order = in_order(sorted(split_of(stem) or stem for stem in folders))
-    for stem in sorted(folders, key=lambda stem: order.index(split_of(stem) or stem)):
-        split = split_of(stem) or (stem if len(folders) > 1 else "")
-        if split in layout.splits:
-            raise UsageError(
-                f"several annotation files are for the split {split!r}",
-                path=top.path / annotations,
-                found=", ".join(chosen.values()),
-                fix="keep one of them, and move the others elsewhere",
-            )
-        within, times = folders[stem], [*folders.values()].count(folders[stem])
-        folder = top.path / within if within else top.path
-        file = top.path / annotations / chosen[stem]
-        layout.splits[split] = _Split(folder, file, shared=times > 1)
-    used = {within.partition("/")[0] for within in folders.values()}
-    layout.ignored += _beside(top, [annotations, *used])
-    return layout
-
-
-def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[str, str]:
-    """The image folder of each annotation file: the one of the same name, or else one for all.
-
-    If some files have one, those without are skipped: COCO's archive has the files of all splits.
-    """
-    images = next((name for name in top.folders if name.lower() in NAMED_IMAGES), "")
-    every = {name: name for name in top.folders}
-    if images:
-        every = {name: f"{images}/{name}" for name in top.below(images).folders} | every
-    found = {stem: every[stem] for stem in chosen if stem in every}
-    if not found:
-        return dict.fromkeys(chosen, images)
-    for stem, name in chosen.items():
-        if stem not in found:
-            layout.ignored[f"file {name}"] += 1
-            layout.notes.append(f"{name} is not read: there is no folder {stem}/")
-    return found
-
-
-def _among(top: _Folder) -> Layout | None:
-    """Splits whose annotation file is in the same folder as their images."""
-    splits = {}
-    for name in ("", *top.folders):
-        split = split_of(name) or ""
-        folder = top.below(name) if split else top
-        if (split or not name) and AMONG in folder.files:
-            splits[split] = _Split(folder.path, folder.path / AMONG)
-    used = [split.folder.name for split in splits.values()]
-    return Layout(splits, _beside(top, used)) if splits else None
-
-
-def _of_objects(files: Sequence[str]) -> dict[str, str]:
-    """COCO's object annotation files, by the stem of the name without prefix: `train2017`."""
-    plain = [n for n in files if not n.startswith((*_OBJECTS, *_OTHERS))]
-    kinds = [[n for n in files if n.startswith(begin)] for begin in _OBJECTS]
-    chosen = next(filter(None, (kinds[0], plain, kinds[1])), [])
-    stems = {n: n[: -len(".json")] for n in chosen}
-    return {re.sub(f"^({'|'.join(_OBJECTS)})", "", stem): name for name, stem in stems.items()}
-
-
-def _voc(top: _Folder, together: bool) -> Layout:
-    layout = Layout({}, _beside(top, [*_VOC, "ImageSets"]), by_name=True)
-    folder, annotations = (top.path / name for name in _VOC)
-    main = top.below("ImageSets").folders if "ImageSets" in top.folders else []
-    lists = top.below("ImageSets").below("Main").files if "Main" in main and not together else []
-    named = {n[:-4]: n for n in lists if n.endswith(".txt") and n[:-4] in (*KINDS, "trainval")}
-    if "trainval" in named and {"train", "val"} & named.keys():
-        del named["trainval"]
-        layout.notes.append("trainval.txt is not read: it combines train.txt and val.txt")
-    described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
-    for split in in_order(sorted(named)):
-        path = top.path / "ImageSets/Main" / named[split]
-        with os_errors.explained("read", path):
-            text = fs.read(path, _MAX_LIST).decode("utf-8", "replace")
-        names = {line.split()[0] for line in text.splitlines() if line.strip()}
-        if names and names.isdisjoint(described):
-            layout.notes.append(f"{path.name} is not read: its images have no annotations")
-        else:
-            layout.splits[split] = _Split(folder, annotations, names, shared=True)
-    if not layout.splits:
-        layout.splits[""] = _Split(folder, annotations)
-    if others := len(lists) - len(named):
-        layout.ignored["other lists in ImageSets/Main"] = others
-    return layout
-
-
-def _beside(top: _Folder, used: Sequence[str]) -> Counter[str]:
-    """Counts of the files and folders beside those that are used."""
-    found = Counter(f"folder {name}/" for name in top.folders if name not in used)
-    found.update(kind_of_file(name) for name in top.files if name != AMONG)
-    return found
 
 
 def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
@@ -247,7 +64,8 @@ def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
         read = reads[name] = _read(split, scan)
         files = _joined(split, read, scan)
         paths = {image: scan.files.relative(file) for file, image in files.items()}
-        read.frame = candidate.recipe.annotations_frame or frame_of(read, paths, split.folder)
+        told = "upright" if read.relative else frame_of(read, paths, split.folder)
+        read.frame = candidate.recipe.annotations_frame or told
         check_boxes(read, paths, split.folder)
         _refuse_many(read)
         chosen[name] = {file: image for file, image in files.items() if image not in read.bad}
@@ -284,23 +102,30 @@ def _source(
     return source
 
 
-def _read(split: _Split, scan: FolderScan) -> Read:
+def _read(split: Split, scan: FolderScan) -> Read:
     """Read the annotations of a split."""
     from shardkit.sources.coco import read_coco  # imported only where needed
     from shardkit.sources.voc import read_voc
+    from shardkit.sources.yolo import read_yolo
 
     if split.file.suffix.lower() == ".json":
         return read_coco(split.file)
+
+    def read_files(images: Sequence[str]) -> Read:
+        if split.yolo is not None:
+            return read_yolo(split.file, images, split.yolo, stray=not split.shared)
+        return read_voc(split.file, images)
+
     files = [scan.files.relative(n) for n in range(len(scan.files))]
     if split.names is None:
-        return read_voc(split.file, files)
+        return read_files(files)
     by_stem = {name.rpartition(".")[0]: name for name in files}
-    read = read_voc(split.file, [by_stem[n] for n in sorted(split.names) if n in by_stem])
+    read = read_files([by_stem[n] for n in sorted(split.names) if n in by_stem])
     read.problems += [_not_there(split.file, n) for n in sorted(split.names) if n not in by_stem]
     return read
 
 
-def _joined(split: _Split, read: Read, scan: FolderScan) -> dict[int, int]:
+def _joined(split: Split, read: Read, scan: FolderScan) -> dict[int, int]:
     """Map the number of each image file that has annotations to the image's number in `read`."""
     numbers = {scan.files.relative(n): n for n in range(len(scan.files))}
     begin = f"{split.folder.name}/"  # file names may include the folder

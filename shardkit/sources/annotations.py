@@ -29,6 +29,7 @@ Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 BOXES, CATEGORIES = "boxes", "categories"
+_ROUNDED = 1e-5  # how far rounding may move the edge of a box out of its image, as a share of it
 _PROBES = 64  # images that are read to find out on which pixels the boxes of a file are
 
 
@@ -38,6 +39,7 @@ class Annotations:
     The rows of image n are `starts[n]` to `starts[n + 1]`. `sizes` are the width and height of the
     images as annotated, to which the boxes refer, or 0 if not given. `numbers` are columns with one
     value per image. `frame` is "upright" or "stored" where the size of an image does not tell.
+    `relative`: whether boxes are in shares of the image's width and height, not in pixels.
     """
 
     unusable: Mapping[str, SourceError] = MappingProxyType({})
@@ -52,9 +54,10 @@ class Annotations:
         sizes: npt.NDArray[np.int32],
         numbers: Mapping[str, Numbers],
         frame: str | None = None,
+        relative: bool = False,
     ) -> None:
         self._starts, self._columns, self._sizes, self._numbers = starts, columns, sizes, numbers
-        self._frame = frame
+        self._frame, self.relative = frame, relative
 
     @property
     def schema(self) -> Schema:
@@ -62,10 +65,12 @@ class Annotations:
             name: Array(values.dtype.str, (None, *values.shape[1:]))
             for name, values in self._columns.items()
         }
+        if self.relative:
+            fields[BOXES] = Array("<f4", (None, 4))
         return Schema({**fields, **dict.fromkeys(self._numbers, Int())})
 
     def row(self, image: int) -> dict[str, Any]:
-        """Return the fields of one image, with boxes in pixels as annotated."""
+        """Return the fields of one image, with boxes as annotated."""
         start, stop = self._starts[image : image + 2].tolist()
         found: dict[str, Any] = {n: v[start:stop].copy() for n, v in self._columns.items()}
         return found | {name: int(values[image]) for name, values in self._numbers.items()}
@@ -93,6 +98,9 @@ class Annotations:
                 " --on-error skip",
             )
         frame = _frame(size, header) or self._frame
+        if self.relative:
+            sides = header.upright if frame == "upright" else (header.width, header.height)
+            row[BOXES] = (row[BOXES] * np.array(sides * 2)).astype(np.float32)
         if header.orientation != 1 and len(row[BOXES]):
             if frame is None:
                 raise SampleError(
@@ -117,7 +125,8 @@ class Annotations:
         rows = np.arange(starts[-1]) + np.repeat(self._starts[:-1][images] - starts[:-1], counts)
         columns = {name: values[rows] for name, values in self._columns.items()}
         numbers = {name: values[images] for name, values in self._numbers.items()}
-        return Annotations(starts, columns, self._sizes[images], numbers, self._frame)
+        sizes = self._sizes[images]
+        return Annotations(starts, columns, sizes, numbers, self._frame, self.relative)
 
     def fingerprint(self) -> bytes:
         digest = xxhash.xxh3_128(self._starts.data)
@@ -145,6 +154,7 @@ class Read:
     notes: list[str] = field(default_factory=list)
     problems: list[ShardkitError] = field(default_factory=list)  # errors without an image file
     frame: str | None = None  # see `Annotations`
+    relative: bool = False
 
 
 def frame_of(read: Read, files: Mapping[int, str], root: Path) -> str | None:
@@ -178,7 +188,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
     an error of its image. An image is read if the annotations do not give its size.
     """
     read.sizes[(read.sizes <= 0).any(axis=1)] = 0
-    sizes = read.sizes.copy()
+    sizes = np.ones_like(read.sizes) if read.relative else read.sizes.copy()
     for image in np.flatnonzero(sizes[:, 0] == 0).tolist():
         if image in files and image not in read.bad:
             sizes[image] = _size_of(root / files[image], read.frame)
@@ -204,7 +214,7 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
             what = "has a box outside its image"
         image = int(of[number])
         x0, y0, x1, y1 = boxes[number].tolist()
-        size = f"{int(wide[number])} x {int(high[number])}"
+        size = "relative size" if read.relative else f"{int(wide[number])} x {int(high[number])}"
         error = SampleError(
             f"an object {what}",
             field=BOXES if wrong[number] or outside[number] else CATEGORIES,
@@ -215,9 +225,11 @@ def check_boxes(read: Read, files: Mapping[int, str], root: Path) -> None:
         read.bad[image] = error
     good = ~np.isin(of, list(read.bad))
     clipped = np.concatenate([least.clip(0, limits), most.clip(0, limits)], axis=1)
-    clipped = clipped.astype(np.float32)
+    if not read.relative:
+        clipped = clipped.astype(np.float32)
     empty = good & (clipped[:, 2:] <= clipped[:, :2]).any(axis=1)
-    moved = (clipped != boxes.astype(np.float32)).any(axis=1)
+    off = _ROUNDED if read.relative else 0
+    moved = (np.abs(clipped - boxes.astype(clipped.dtype)) > off).any(axis=1)
     if beyond := int(np.count_nonzero(moved & good & ~empty)):
         read.notes.append(f"{beyond:,} boxes extend beyond their image, and were clipped to it")
     read.ignored += Counter({"objects whose box has no area": int(np.count_nonzero(empty))})
@@ -246,7 +258,7 @@ def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> A
         **{name: values[order] for name, values in read.flags.items()},
     }
     starts = starts.astype(np.int64)
-    whole = Annotations(starts, columns, read.sizes, read.numbers, read.frame)
+    whole = Annotations(starts, columns, read.sizes, read.numbers, read.frame, read.relative)
     return whole.select(np.array(images, np.int64))
 
 

@@ -107,12 +107,23 @@ class ImageFolder(FileSource["Files"]):
         except ShardkitError as error:
             raise error.located(key=key) from error.__cause__
         if files.metadata is not None:
-            if isinstance(files.metadata, Annotations) and {"image", BOXES} <= self.schema.keys():
-                row = files.metadata.stored_row(index, sample["image"], key)
-            else:
-                row = files.metadata.row(index)
+            row = self._metadata(index, name, sample)
             sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
+
+    def _metadata(self, index: int, name: str, sample: Sample) -> dict[str, Any]:
+        """Return the metadata of a sample, with boxes on the stored image."""
+        metadata, image = self.files.metadata, sample.get("image")
+        assert metadata is not None
+        if not isinstance(metadata, Annotations) or BOXES not in self.schema:
+            return metadata.row(index)
+        if image is None and metadata.relative:
+            image = read_head(below(self.root, name), int(self.files.sizes[index]))
+        return (
+            metadata.row(index)
+            if image is None
+            else metadata.stored_row(index, image, sample["__key__"])
+        )
 
     def _add_sidecars(self, sample: Sample, name: str, sidecars: int, planned: int) -> None:
         """Read the sidecars of an image. Their times are compared if all of them are read."""

@@ -1,8 +1,8 @@
 """What the folders below a root of images are: splits, classes, or neither.
 
-Folders of datasets such as YOLO are not classes: their labels are in files that are not read yet.
-Treating such folders as classes would silently give wrong labels, so they are refused, and the
-error names the folder to give instead.
+Folders of images beside annotations or masks are not classes. Treating such folders as classes
+would silently give wrong labels, so they are refused, and the error names the folder to give
+instead.
 """
 
 from __future__ import annotations

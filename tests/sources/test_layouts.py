@@ -416,17 +416,12 @@ def test_tables_of_text_are_split_by_their_names(tmp_path, names, expected):
 # --- folders of images ---------------------------------------------------------------------------
 @cases(
     "folders name",
-    ("images/train images/val labels/train labels/val", "YOLO"),  # as Ultralytics has it
-    ("train/images valid/images test/images train/labels valid/labels test/labels", "YOLO"),
     ("images/training images/validation annotations/training annotations/validation", "masks"),
 )
 def test_images_with_annotations_are_no_classes(tmp_path, folders, name):
     root, (images, *_) = tmp_path / "data", folders.split()
     for folder in folders.split():
-        kind = "png" if "annotations" in folder else "txt" if "labels" in folder else "jpg"
-        put(root / folder, {f"1.{kind}": "0 .5 .5 1 1\n" if kind == "txt" else None})
-    if name == "YOLO":
-        put(root, {"data.yaml": "names: [cat]\n"})
+        put(root / folder, {f"1.{'png' if 'annotations' in folder else 'jpg'}": None})
     error = refused(UsageError, f"{name}.* cannot read yet", convert, root, tmp_path / "out")
     assert str(root / images) in str(error.fix)
     assert list(one(root / images).schema) == ["image"]

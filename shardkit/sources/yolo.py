@@ -1,0 +1,195 @@
+"""YOLO's labels: a text file per image with a line per object, and `data.yaml` with the classes.
+
+Coordinates are shares of the image's width and height. As in Ultralytics, an image without a label
+file has no objects, a line that repeats is one object, and the image is upright.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.helpers import os_errors
+from shardkit.helpers.prefetch import in_threads
+from shardkit.helpers.yaml import parse_yaml
+from shardkit.sources.annotations import Read
+from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
+from shardkit.storage.walk import Walk, kind_of_file
+
+CONFIGS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+_SPLITS = ("train", "val", "test")
+_MAX_BYTES = 1 << 22  # maximum size of one file
+_MAX_CLASSES = 100_000  # maximum number without names
+_REQUESTS = 64  # concurrent, to an object store
+_BEYOND = 0.01  # how far coordinates may be outside of 0 to 1, as in Ultralytics
+
+
+class Config(NamedTuple):
+    """What a dataset says about its labels."""
+
+    names: tuple[str, ...]  # of the classes; empty: only their numbers are known
+    paths: Mapping[str, str] = MappingProxyType({})  # of the images, a folder or list, by split
+
+
+def read_config(path: Path) -> Config | None:
+    """Read `data.yaml`; None if it is of another kind. Raises SourceError if it is damaged."""
+    try:
+        with os_errors.explained("read", path):
+            data = fs.read(path, _MAX_BYTES)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES:,} bytes")
+        found = parse_yaml(data.decode("utf-8-sig"), "yolo", f"{path.name} of a YOLO dataset")
+        if not isinstance(found, dict) or "names" not in found:
+            return None
+        names = _names(found["names"])
+        if "nc" in found and found["nc"] != len(names):
+            raise ValueError(f"nc is {found['nc']!r:.20}, but there are {len(names)} names")
+        return Config(names, {s: _path(s, found[s]) for s in _SPLITS if found.get(s)})
+    except ValueError as error:
+        raise SourceError(
+            f"the description of a YOLO dataset is damaged: {error}",
+            path=path,
+            expected="YAML with the names of the classes, and the images of train, val and test",
+            fix="repair it",
+        ) from error
+
+
+def _names(given: Any) -> tuple[str, ...]:
+    """Return the class names, from a list or from a mapping of their numbers."""
+    numbered = dict(enumerate(given)) if isinstance(given, list) else given
+    if not isinstance(numbered, dict) or sorted(map(str, numbered)) != sorted(
+        map(str, range(len(numbered)))
+    ):
+        raise ValueError("names is not a list, or a mapping of the numbers from 0 to names")
+    names = [name for _, name in sorted((int(number), name) for number, name in numbered.items())]
+    wrong = [name for name in names if type(name) not in (str, int, float)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r:.40} is not a class name; put it in quotes")
+    names = [str(name) for name in names]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"two classes are called {twice[0]!r:.40}")
+    return tuple(names)
+
+
+def _path(split: str, given: Any) -> str:
+    if isinstance(given, list) and len(given) == 1:
+        given = given[0]
+    if not isinstance(given, str):
+        raise ValueError(f"{split} is {given!r:.60}; only one folder, or one list, can be read")
+    return given
+
+
+def labels_of(images: str) -> str | None:
+    """Return the folder of the labels, given that of the images, whose path has `images` in it.
+
+    >>> labels_of("images/train")
+    'labels/train'
+    """
+    before, found, after = f"/{images}/".rpartition("/images/")
+    return f"{before}/labels/{after}".strip("/") if found else None
+
+
+class _Object(NamedTuple):
+    kind: int
+    box: tuple[float, ...]  # x0, y0, x1, y1
+
+
+def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: bool) -> Read:
+    """Read the labels of `images`, from the files of the same names in `folder`.
+
+    A damaged file is an error of its image. `stray`: count files of no image in the folder.
+    """
+    labels = [f"{name.rpartition('.')[0]}.txt" for name in images]
+    files = [
+        f"{listing.folder.relative}/{file.name}".lstrip("/")
+        for listing in (Walk(folder) if folder.is_dir() else ())
+        for file in listing.files
+    ]
+    there, wanted = {*files}, {*labels}
+    paths = {n: folder / label for n, label in enumerate(labels) if label in there}
+    remote, label_files = isinstance(folder, RemotePath), [*paths.values()]
+    parsed = in_threads(_parsed, label_files, _REQUESTS, 4) if remote else map(_parsed, label_files)
+    found, bad, ignored = dict[int, list[_Object]](), dict[int, SampleError](), Counter[str]()
+    for number, objects in zip(paths, parsed, strict=True):
+        if isinstance(objects, SampleError):
+            bad[number] = objects
+        else:
+            found[number] = list(dict.fromkeys(objects))
+            ignored["repeated lines of labels"] += len(objects) - len(found[number])
+    objects = [one for objects in found.values() for one in objects]
+    of = np.repeat(np.array([*found], np.int64), [len(objects) for objects in found.values()])
+    kinds = np.array([one.kind for one in objects], np.int64)
+    count = min(int(kinds.max(initial=-1)) + 1, _MAX_CLASSES)
+    names = [*config.names] or [str(number) for number in range(count)]
+    kinds[(kinds < 0) | (kinds >= len(names))] = -1
+    if stray:
+        ignored.update(
+            "label file without an image" if name.endswith(".txt") else kind_of_file(name)
+            for name in files
+            if name not in wanted
+        )
+    read = Read(
+        folder,
+        list(images),
+        np.zeros((len(images), 2), np.int32),
+        np.array([one.box for one in objects], np.float64).reshape(-1, 4),
+        of,
+        kinds,
+        names,
+        {},
+        lambda number: {"path": paths[int(of[number])]},
+        bad=bad,
+        ignored=+ignored,
+        relative=True,
+    )
+    if absent := len(images) - len(paths):
+        some = f"{absent:,} of {len(images):,} images"
+        read.notes.append(f"{some} have no label file in {folder}, and thus no objects")
+    return read
+
+
+def _parsed(path: Path) -> list[_Object] | SampleError:
+    try:
+        data = fs.read(path, _MAX_BYTES)
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"the file has more than {_MAX_BYTES:,} bytes")
+        return [
+            _object(n, line)
+            for n, line in enumerate(data.decode("utf-8-sig").splitlines(), 1)
+            if line.strip()
+        ]
+    except ValueError as error:
+        return SampleError(
+            f"the labels of an image are damaged: {error}",
+            path=path,
+            expected="lines of a class and x, y, width, height as shares of the image's size",
+            fix="repair the file, or exclude the image with --on-error skip",
+        )
+    except ShardkitError as error:
+        if os_errors.shortage(error):  # not the fault of one image
+            raise
+        return SampleError(error.what, path=path, found=error.found, fix=error.fix)
+
+
+def _object(line: int, text: str) -> _Object:
+    """Parse a line. Raises ValueError."""
+    try:
+        kind, *values = map(float, text.split())
+    except ValueError as error:
+        raise ValueError(f"line {line} is not a list of numbers") from error
+    if len(values) != 4:
+        raise ValueError(f"line {line} has {1 + len(values)} numbers")
+    if not kind.is_integer() or abs(kind) >= 2**31:
+        raise ValueError(f"line {line} begins with {kind:g} instead of the number of a class")
+    if wrong := [v for v in values if not -_BEYOND <= v <= 1 + _BEYOND]:
+        raise ValueError(f"line {line} has {wrong[0]:g}, which is not a share of the image's size")
+    x, y, width, height = values
+    return _Object(int(kind), (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
