@@ -4,7 +4,7 @@ Each imports only those on lines below its own:
 
     __init__
     shards
-    annotated img2dataset speech
+    annotated img2dataset pairs speech
     annotation_layouts folder_scan
     layouts text/
     api arrays/ exported metadata united

@@ -54,8 +54,10 @@ _BUILT_IN = (
     "candidate:refuse_unclear",
     "shards:recognise_shards",  # without a manifest, also those of img2dataset
     "candidate:of_packages",
+    "pairs:recognise_asked",
     "annotated:recognise",  # COCO, Pascal VOC
     "speech:recognise",  # Speech Commands
+    "pairs:recognise",  # folders of images and masks, of input and target
     "img2dataset:recognise",  # loose files
     "folder_scan:recognise",  # images, audio, video; ImageNet, LibriSpeech
     "text:recognise_folder",

@@ -86,7 +86,7 @@ def scan_splits(candidate: Candidate, media: Kind, no_class: str = "") -> dict[s
         problems = [problem for scan in scans.values() for problem in scan.problems]
         every = sum((scan.ignored for scan in scans.values()), Counter())
         raise problems[0] if problems else no_images(root, every)
-    _add_metadata(root, [*scans.values()], metadata_table, labels)
+    add_metadata(root, [*scans.values()], metadata_table, labels)
     if labels is None:
         _find_labels(found.root, scans)
     table = _class_table(candidate, scans, stray=labels is not None or metadata_table is not None)
@@ -100,7 +100,7 @@ def scan_splits(candidate: Candidate, media: Kind, no_class: str = "") -> dict[s
     return sources
 
 
-def _add_metadata(
+def add_metadata(
     root: Path,
     scans: Sequence[FolderScan],
     metadata_table: GivenTable | None,

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shardkit.codecs.media import IMAGES as IMAGE_FILES
 from shardkit.codecs.media import Kind
 from shardkit.errors import UsageError
 from shardkit.helpers import os_errors
@@ -44,12 +45,25 @@ ANNOTATIONS = {
     *("lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
     *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
 }
-# Names of folders of which each holds one side of a sample, in files of equal names.
-_SIDES = IMAGES | ANNOTATIONS
-_SIDES |= {"a", "b", "x", "y", "hr", "lr", "hq", "lq", "high", "low", "highres", "lowres"}
-_SIDES |= {"clean", "noisy", "noise", "hazy", "rainy", "blur", "blurry", "blurred", "sharp"}
-_SIDES |= {"source", "sources", "src", "tgt", "output", "outputs", "edge", "edges", "normals"}
-_SIDES |= {"left", "right", "before", "after", "reference", "ref", "original", "edited"}
+# The fields of folders that each hold one image of every sample, in the order of a sample.
+_SIDES = {
+    "image": "images image imgs img jpegimages jpeg photos pictures rgb leftimg8bit",
+    **{name: f"{name} {name}s" for name in ("input", "target", "output")},
+    **{name: name for name in ("hr", "lr", "lq", "hq", "a", "b")},
+    "gt": "gt ground_truth groundtruth",
+    "mask": "mask masks annotation annotations anno annos label labels lbl lbls seg segs"
+    " segmentation segmentations segmentationclass",
+    "instances": "segmentationobject instances",
+    **{name: f"{name} {name}s" for name in ("depth", "trimap", "matte", "edge", "normal")},
+}
+_FIELDS = {folder: name for name, folders in _SIDES.items() for folder in folders.split()}
+# Fields that leave no doubt.
+_PAIRS = ({"input", "target"}, {"hr", "lr"}, {"hq", "lq"}, {"gt", "lq"}, {"a", "b"})
+# Names of folders that are sides, or classes.
+_PERHAPS = {*_FIELDS, "x", "y", "high", "low", "highres", "lowres", "normals"}
+_PERHAPS |= {"clean", "noisy", "noise", "hazy", "rainy", "blur", "blurry", "blurred", "sharp"}
+_PERHAPS |= {"source", "sources", "src", "tgt", "left", "right", "before", "after"}
+_PERHAPS |= {"reference", "ref", "original", "edited"}
 _DOMAINS = re.compile(r"(train|test|val|valid)_?[ab]")  # as in CycleGAN's datasets
 _KINDS = {  # of datasets that are refused, by a folder that tells
     "jpegimages": "a dataset in the layout of Pascal VOC",
@@ -156,7 +170,7 @@ def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
     """
     names = tree.filled()
     if len(names) < 2 or not all(
-        name.lower() in _SIDES or _DOMAINS.fullmatch(name.lower()) for name in names
+        name.lower() in _PERHAPS or _DOMAINS.fullmatch(name.lower()) for name in names
     ):
         return
     first = set(stems(names[0]))
@@ -167,11 +181,42 @@ def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
     raise UsageError(
         f"the folders seem to hold different {tree.what} of the same samples, not classes",
         path=tree.root,
-        expected="a folder for each class, or the masks of NAME.jpg beside it, as NAME_mask.png",
+        expected="a folder for each class, or folders whose names leave no doubt, such as images/"
+        " and masks/, input/ and target/, hr/ and lr/",
         found=f"{shown}, with files of the same names" if alike else shown,
-        fix=f"convert one by itself: {tree.path(names[0])}; or, if these folders are classes, list"
-        " them with --classes FILE",
+        fix=f"name the folders: --fields {','.join(map(field_of, names))} if each has an image of"
+        f" every sample, or --classes FILE if they are classes; or convert {tree.path(names[0])} by"
+        " itself",
     )
+
+
+def field_of(folder: str) -> str:
+    """Return the field of a folder that holds an image of each sample.
+
+    >>> field_of("SegmentationClass"), field_of("Left")
+    ('mask', 'left')
+    """
+    return _FIELDS.get(folder.lower(), folder.lower())
+
+
+def in_order_of_sides(fields: Iterable[str]) -> list[str]:
+    """Return fields in their order in a sample: the image comes first, and others last."""
+    order = [*_SIDES]
+    return sorted(fields, key=lambda n: (order.index(n) if n in order else len(order), n))
+
+
+def are_sides(fields: Collection[str]) -> bool:
+    """Return whether the names of folders, as fields, leave no doubt that they are no classes."""
+    found = {*fields}
+    some = "image" in found and len(found) > 1 and found.isdisjoint("ab")
+    return (some or any(pair <= found for pair in _PAIRS)) and found <= _SIDES.keys()
+
+
+def ignored_in(folder: Path, read: Collection[str]) -> Counter[str]:
+    """Count the files in a folder, and the folders in it that are not read."""
+    listed = _list(folder, IMAGE_FILES)
+    found = Counter(f"folder {name}/" for name in listed.folders if name not in read)
+    return found + listed.ignored + Counter(map(kind_of_file, listed.data))
 
 
 def check_splits(tree: Tree) -> None:

@@ -12,12 +12,21 @@ import shardkit
 from shardkit import FormatError, ShardkitError, SourceError, UsageError, bench, inspect, verify
 from shardkit.cli import group
 from shardkit.formats.unsupported import kind_by_name
-from shardkit.metadata.recipe import Recipe
 from shardkit.metadata.splits import KINDS
 from shardkit.sources import open_sources
-from shardkit.testing import make_image
 from tests.sources import real
-from tests.sources.real import cases, convert, counts, one, opened, put, refused, verified
+from tests.sources.real import (
+    all_of,
+    cases,
+    convert,
+    counts,
+    keys,
+    one,
+    opened,
+    put,
+    refused,
+    verified,
+)
 
 
 def splits(root: Path | str, **options: Any) -> dict[str, int]:
@@ -415,19 +424,6 @@ def test_tables_of_text_are_split_by_their_names(tmp_path, names, expected):
 
 # --- folders of images ---------------------------------------------------------------------------
 @cases(
-    "folders name",
-    ("images/training images/validation annotations/training annotations/validation", "masks"),
-)
-def test_images_with_annotations_are_no_classes(tmp_path, folders, name):
-    root, (images, *_) = tmp_path / "data", folders.split()
-    for folder in folders.split():
-        put(root / folder, {f"1.{'png' if 'annotations' in folder else 'jpg'}": None})
-    error = refused(UsageError, f"{name}.* cannot read yet", convert, root, tmp_path / "out")
-    assert str(root / images) in str(error.fix)
-    assert list(one(root / images).schema) == ["image"]
-
-
-@cases(
     "names message fix",
     ("images/cat/1.jpg images/dog/2.jpg", "the only class", "images;"),
     ("a/b/cat/1.jpg a/b/dog/1.jpg", "the only class", "a/b;"),
@@ -443,8 +439,7 @@ def test_images_with_annotations_are_no_classes(tmp_path, folders, name):
     ("train/a/1.jpg val/2.jpg", "images of val have no labels", "class folders"),
     ("train/a/1.jpg train/b/1.jpg val/images/2.jpg", "val have no labels", "class"),
     ("bottle/train/good/1.png bottle/test/broken/1.png cap/1.png", "splits", "rename"),
-    ("image/1.jpg mask/1.png", "cannot read yet", "image"),
-    ("rgb/1.png depth/1.png", "cannot read yet", "if these folders are classes, list them"),
+    ("left/1.jpg left/2.jpg right/1.jpg right/2.jpg", "not classes", "--fields left,right if"),
     ("1.jpg masks/1.png", "cannot read yet", "only images"),
 )
 def test_folders_that_are_no_classes_are_refused(tmp_path, names, message, fix):
@@ -622,32 +617,81 @@ def test_img2datasets_folders_of_files_are_no_classes(tmp_path, beside):
     assert source.classes == ("00000", "00001")
 
 
-@pytest.mark.parametrize(
-    ("folders", "refused"),
-    [
-        ({"A": "12", "B": "12"}, True),
-        ({"hr": "12", "lr": "12"}, True),
-        ({"imgs": "12", "lbls": "12"}, True),
-        ({"images": "12", "masks": "12"}, True),
-        ({"input": "12", "target": "12"}, True),
-        ({"trainA": "12", "trainB": "34"}, True),
-        ({"clean": "12", "noisy": "12", "edges": "12"}, True),
-        ({"A": "12", "B": "34"}, False),  # letters, perhaps
-        ({"A": "12", "B": "12", "C": "12"}, False),
-        ({"cat": "12", "dog": "12"}, False),
-        ({"hr": "12", "lr": "13"}, False),
-    ],
+@cases(
+    "folders fields",
+    ({"A": "12", "B": "12"}, "a b"),
+    ({"hr": "12", "lr": "13"}, "hr lr"),
+    ({"imgs": "12", "lbls": "12"}, "image mask"),
+    ({"images": "12", "masks": "123", "depth": "12"}, "image mask depth"),
+    ({"input": "12", "target": "12"}, "input target"),
+    ({"in/JPEGImages": "12", "in/SegmentationClass": "1"}, "image mask"),
+    ({"trainA": "12", "trainB": "34"}, None),
+    ({"clean": "12", "noisy": "12", "edges": "12"}, None),
+    ({"A": "123", "B": "12"}, None),
+    ({"A": "12", "B": "34"}, "label"),  # letters, perhaps
+    ({"A": "12", "B": "12", "C": "12"}, "label"),
+    ({"cat": "12", "dog": "12"}, "label"),
 )
-def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, refused):
-    for folder, stems in folders.items():
-        (tmp_path / folder).mkdir()
-        for stem in stems:
-            (tmp_path / folder / f"{stem}.png").write_bytes(make_image(0, "PNG"))
-    if refused:
-        with pytest.raises(UsageError, match="--classes FILE"):
-            open_sources(tmp_path)
-        one = open_sources(tmp_path / min(folders))[""]
-        assert "label" not in one.schema
-        assert "label" in open_sources(tmp_path, Recipe("wds", classes=(*folders,)))[""].schema
+def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, fields):
+    put(tmp_path, {f"{folder}/{stem}.png": None for folder, s in folders.items() for stem in s})
+    if fields is None:
+        assert "--classes FILE" in str(refused(UsageError, "classes", open_sources, tmp_path).fix)
+    elif fields == "label":
+        assert one(tmp_path).classes == tuple(sorted(folders))
     else:
-        assert open_sources(tmp_path)[""].classes == tuple(sorted(folders))
+        source = one(tmp_path)
+        names = [set(stems) for stems in folders.values()]
+        assert [list(source.schema), len(source)] == [fields.split(), len(set.intersection(*names))]
+        for sample in all_of(source):
+            for folder, field in zip(folders, fields.split(), strict=True):
+                path = tmp_path / folder / f"{sample['__key__']}.png"
+                assert sample[field] == path.read_bytes()
+        unpaired = sum(len(n) - len(source) for n in names)
+        assert sum(source.ignored.values()) == unpaired
+    if "in/JPEGImages" not in folders:
+        classes = (*folders,)
+        assert one(tmp_path, classes=classes).classes == classes
+
+
+def test_sides_have_splits_endings_and_lists_and_fields_name_others(tmp_path):
+    for n, names in enumerate(
+        ("images/{0}/a/{1}.jpg masks/{0}/a/{1}_mask.png", "{0}/images/{1}.jpg {0}/masks/{1}.png")
+    ):
+        root = tmp_path / str(n)
+        for split, stems in (("training", "12"), ("validation", "3")):
+            put(
+                root,
+                dict.fromkeys(names.format(split, s).split()[k] for s in stems for k in (0, 1)),
+            )
+        found = open_sources(root)
+        assert {s: [list(f.schema), len(f)] for s, f in found.items()} == {
+            "training": [["image", "mask"], 2],
+            "validation": [["image", "mask"], 1],
+        }
+        verified(root, tmp_path / f"out{n}", resize=8)
+    put(root, dict.fromkeys(["testing/images/7.jpg"]))
+    found = open_sources(root)
+    assert list(found["testing"].schema) == ["image"]
+    assert found["testing"].notes == ("no mask in testing",)
+    voc = tmp_path / "voc"
+    put(voc, {f"JPEGImages/{n}.jpg": None for n in range(6)})
+    put(voc, {f"SegmentationClass/{n}.png": None for n in range(4)})
+    put(
+        voc, {"ImageSets/Segmentation/train.txt": "0\n1\n", "ImageSets/Segmentation/val.txt": "2\n"}
+    )
+    found = open_sources(voc)
+    assert {s: keys(f) for s, f in found.items()} == {"train": ["0", "1"], "val": ["2"]}
+    assert found["train"].ignored == {
+        "images of JPEGImages/ without a partner": 2, "images of no split": 1,
+    }  # fmt: skip
+    put(voc, {"Annotations/0.xml": "<annotation/>"})
+    assert list(one(voc, fields=("image", "mask"), split="none").schema) == ["image", "mask"]
+    put(
+        tmp_path / "left-right",
+        dict.fromkeys(f"{s}/{n}.jpg" for s in ("Left", "Right") for n in (1, 2)),
+    )
+    assert list(one(tmp_path / "left-right", fields=("left", "right")).schema) == ["left", "right"]
+    put(tmp_path / "x", {"images/1.jpg": None, "masks/2.png": None})
+    refused(SourceError, "no image in masks/ has the name", open_sources, tmp_path / "x")
+    put(tmp_path / "x", {"images/2.jpg": None, "images/2.png": None})
+    refused(SourceError, "two images have the same name", open_sources, tmp_path / "x")
