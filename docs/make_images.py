@@ -1,4 +1,4 @@
-"""Makes the images of docs/images.md and docs/streaming.md: python docs/make_images.py
+"""Makes the images of docs/images.md and docs/shuffling.md: python docs/make_images.py
 
 Every result that they show is shardkit's own: images are drawn on one of sample_data, converted
 with the options that stand above them, and read back; the order is the one that a stream has.

@@ -73,7 +73,7 @@ def variety(labels, batch_size=BATCH):
 @pytest.mark.large
 def test_windows_of_a_sorted_dataset_give_the_classes_that_the_page_says():
     """ImageNet's size, in shards of 256 MB."""
-    text = Path(__file__).parents[2].joinpath("docs/streaming.md").read_text("utf-8")
+    text = Path(__file__).parents[2].joinpath("docs/shuffling.md").read_text("utf-8")
     rows = re.findall(r"^\| ([\d,]+|whole dataset)(?: \(default\))? \| (\d+) % \|$", text, re.M)
     labels = np.repeat(np.arange(1000), 1281)
     sizes = np.diff([*range(0, len(labels), 9100), len(labels)])
