@@ -5,17 +5,26 @@
 writes both pages; tests/test_reference.py holds that they are fresh.
 """
 
-import ast
 import dataclasses
 import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import MISSING
+from inspect import Parameter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import click
+
+from shardkit import AudioOptions, ConvertOptions, ImageOptions, StreamOptions, TextOptions
+from shardkit.cli import COMMANDS, group
+from shardkit.errors import ShardkitError
+from shardkit.helpers.keywords import _by_name, _doc, called_by
+from shardkit.stream import Loader
 
 FOLDER = Path(__file__).parent.parent / "docs" / "reference"
 HEAD = "<!-- Made by `python -m tests.reference`: change the code, not this page. -->\n"
@@ -30,7 +39,20 @@ MODULES = {
 
 # Class -> those of its methods and properties that are for users.
 _LOADER = (*("remaining", "set_epoch", "state_dict", "load_state_dict", "profile", "padding"),)
-GIVEN = ("Dataset", "ConvertResult", "VerifyReport")  # by functions: nobody calls these classes
+# Made by functions: nobody calls these classes.
+GIVEN = (
+    *("Dataset", "ConvertResult", "DiffReport", "ExportResult", "MediaInfo", "Progress"),
+    "VerifyReport",
+)
+# Options that others take, too: they are described there alone.
+SHARED: dict[str, Any] = {
+    "shardkit.stream.Loader": Loader.__init__,
+    "shardkit.StreamOptions": StreamOptions,
+    "shardkit.ConvertOptions": ConvertOptions,
+    "shardkit.ImageOptions": ImageOptions,
+    "shardkit.AudioOptions": AudioOptions,
+    "shardkit.TextOptions": TextOptions,
+}
 MEMBERS = {
     "Dataset": (
         *("classes", "class_names", "columns", "keys", "column", "lengths", "select", "filter"),
@@ -62,38 +84,43 @@ def pages() -> dict[str, str]:
 
 
 def cli() -> str:
-    from shardkit.cli import COMMANDS, group
-
     parts = [
         "# Command line\n",
         HEAD,
         "`shardkit COMMAND --help` prints the same. Exit codes: 0 done, 1 the data are at fault,"
         " 2 the command line is, 130 interrupted.\n",
-        _table(("command", ""), [(f"[`{n}`](#shardkit-{n})", h) for n, h in COMMANDS.items()]),
-        *(
-            _table(("option", ""), [_option(o, click.Context(group)) for o in options])
-            for options in _sections(group).values()
-        ),
+        "\n".join(f"- [`{n}`](#shardkit-{n}): {h}" for n, h in COMMANDS.items()) + "\n",
     ]
-    for name in COMMANDS:
-        command = group.get_command(click.Context(group), name)
-        assert command is not None
-        parts += [*_command(name, command)]
+    context = click.Context(group)
+    commands = {name: group.get_command(context, name) or group for name in COMMANDS}
+    shown = Counter(_option(o) for c in commands.values() for o in _options(c))
+    shared = {option for option, count in shown.items() if count > 3}
+    parts += ["\n".join(["Options of all or several commands:\n", *map(_option, _options(group))])]
+    parts += ["\n".join(option for option in shown if option in shared) + "\n"]
+    for name, command in commands.items():
+        parts += [*_command(name, command, shared)]
     return "\n".join(parts)
 
 
-def _command(name: str, command: click.Command) -> Iterator[str]:
+def _command(name: str, command: click.Command, shared: Set[str]) -> Iterator[str]:
     context = click.Context(command, info_name=f"shardkit {name}")
     yield f"## shardkit {name}\n"
     yield f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n"
-    yield _text(inspect.cleandoc(command.help or ""))
+    yield from _text(inspect.cleandoc(command.help or ""))
     for title, options in _sections(command).items():
         if title:
             yield f"### {name}: {title.lower()}\n"
-        yield _table(("option", ""), [_option(option, context) for option in options])
+        yield "\n".join(o for o in map(_option, options) if o not in shared) + "\n"
+    also = [f"`{o.opts[0]}`" for o in _options(command) if _option(o) in shared]
+    if also:
+        yield f"Also {', '.join(also)}.\n"
     examples = [f"# {e.about}\n{e.line}" for e in getattr(command, "examples", ())]
     if examples:
         yield "**Examples**\n\n```sh\n" + "\n\n".join(examples) + "\n```\n"
+
+
+def _options(command: click.Command) -> list[click.Option]:
+    return [option for options in _sections(command).values() for option in options]
 
 
 def _sections(command: click.Command) -> dict[str, list[click.Option]]:
@@ -107,11 +134,11 @@ def _sections(command: click.Command) -> dict[str, list[click.Option]]:
     return found
 
 
-def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
-    record = option.get_help_record(context)
+def _option(option: click.Option) -> str:
+    record = option.get_help_record(click.Context(group))
     assert record is not None
     names, words = record
-    return f"`{names}`", _escaped(" ".join(words.split()))
+    return f"- `{names}`: {_escaped(' '.join(words.split()))}"
 
 
 # Python.
@@ -119,11 +146,17 @@ def _option(option: click.Option, context: click.Context) -> tuple[str, str]:
 
 def api() -> str:
     parts = ["# Python\n", HEAD, "Everything that is public.\n"]
+    earlier: dict[str, tuple[str, list[str]]] = {}  # name -> the first that is called so, its text
     for module, purpose in MODULES.items():
-        names = [f"[`{n}`](#{_anchor(module, n)})" for n in public(module)]
+        names = [_linked(f"{module}.{n}", n) for n in public(module)]
         parts += [f"## {module}\n", f"{purpose}\n", ", ".join(names) + "\n"]
         for name in public(module):
-            parts += [*_name(module, name)]
+            blocks = [*_name(getattr(importlib.import_module(module), name), name)]
+            there, known = earlier.setdefault(name, (f"{module}.{name}", blocks))
+            if known is not blocks:
+                blocks = [block for block in blocks if block not in known]
+                blocks.append(f"{'Otherwise as' if blocks else 'As'} {_linked(there)}.\n")
+            parts += [f"### {module}.{name}\n", *blocks]
     return "\n".join(parts)
 
 
@@ -137,94 +170,120 @@ def public(module: str) -> list[str]:
     return sorted(n for n, v in found.items() if v.__module__ == module or n in for_others)
 
 
-def _anchor(module: str, name: str) -> str:
-    return f"{module}.{name}".replace(".", "").lower()
+def _linked(name: str, short: str = "") -> str:
+    return f"[`{short or name}`](#{name.replace('.', '').lower()})"
 
 
-def _name(module: str, name: str) -> Iterator[str]:
-    value = getattr(importlib.import_module(module), name)
-    yield f"### {module}.{name}\n"
-    if dataclasses.is_dataclass(value):
-        yield _code("\n".join(_fields(value)))
-    elif name not in GIVEN:
-        yield _code(f"{name}{_signature(value)}")
-    yield _text(inspect.getdoc(value) or "")
+def _name(value: Any, name: str) -> Iterator[str]:
+    """The blocks of text of a public name, without its heading."""
+    is_error = inspect.isclass(value) and issubclass(value, ShardkitError)
+    called = name not in GIVEN and not (is_error and value is not ShardkitError)
+    found, doc, others = _described(value)
+    if called:
+        told = {one for match in ITEM.finditer(doc) for one in match[1].split(", ")}
+        back = "" if inspect.isclass(value) else _returned(value)
+        yield _code(name + _call(found, told, bool(others)) + back)
+    else:
+        doc = inspect.getdoc(value) or ""
+    yield from _text(doc, {n: _declared(p, called) for n, p in found.items()})
+    if others:
+        yield f"`options`: those of {', '.join(others)}.\n"
     if inspect.isclass(value):
-        own = vars(value).get("__init__")
-        if own is not None and own.__doc__ and name not in GIVEN:
-            yield _text(inspect.getdoc(own) or "")
         yield from _members(value)
+
+
+def _returned(value: Any) -> str:
+    back = inspect.signature(value).return_annotation
+    return "" if back is Parameter.empty else f" -> {_kind(back)}"
+
+
+def _kind(annotation: Any) -> str:
+    """An annotation as text, without the bounds of `Annotated`."""
+    found = getattr(annotation, "__forward_arg__", annotation)
+    text = found if isinstance(found, str) else inspect.formatannotation(found)
+    return re.sub(r"Annotated\[([^,]+), .*]", r"\1", text)
+
+
+def _described(value: Any) -> tuple[dict[str, Parameter], str, list[str]]:
+    """The parameters of what is public, its docstring, and what else describes its options."""
+    doc = inspect.getdoc(value) or ""
+    if dataclasses.is_dataclass(value):
+        return {f.name: _of_field(f) for f in dataclasses.fields(value)}, doc, []
+    made = vars(value).get("__init__", value) if inspect.isclass(value) else value
+    if made is not value and made.__doc__:
+        doc += f"\n\n{inspect.getdoc(made)}"
+    found, others = _parameters(value), []
+    for name, source in SHARED.items():
+        text = _doc(source)
+        if text in doc and (inspect.isclass(source) or not inspect.isclass(value)):
+            doc = doc.replace(text, "")
+            found = {n: p for n, p in found.items() if n not in {p.name for p in _by_name(source)}}
+            others.append(_linked(name) + _otherwise_called(source))
+    return found, doc, others
+
+
+def _otherwise_called(source: Any) -> str:
+    fields = dataclasses.fields(source) if inspect.isclass(source) else ()
+    names = [f"`{f.name}` as `{called_by(f)}`" for f in fields if f.name != called_by(f)]
+    return f" ({', '.join(names)})" if names else ""
+
+
+def _of_field(field: dataclasses.Field[Any]) -> Parameter:
+    made = None if field.default_factory is MISSING else field.default_factory()
+    default = made if field.default is MISSING else field.default
+    if field.default is MISSING and field.default_factory is MISSING:
+        default = Parameter.empty
+    kind = Parameter.KEYWORD_ONLY if field.kw_only else Parameter.POSITIONAL_OR_KEYWORD
+    return Parameter(field.name, kind, default=default, annotation=field.type)
+
+
+def _parameters(value: Any) -> dict[str, Parameter]:
+    try:
+        every = inspect.signature(value).parameters
+    except ValueError:  # of an exception, by C
+        return {}
+    return {name: p for name, p in every.items() if name not in ("self", "cls")}
 
 
 def _members(value: type) -> Iterator[str]:
     """What `MEMBERS` has of a class, with what its docstring says first."""
     rows = []
     for name in MEMBERS.get(value.__name__, ()):
-        member = inspect.getattr_static(value, name)
-        doc = inspect.getdoc(member) or ""
+        doc = inspect.getdoc(inspect.getattr_static(value, name)) or ""
         function = getattr(value, name)
-        called = "" if isinstance(member, property) else _signature(function, short=True)
+        called = _call(found := _parameters(function), {*found}) if callable(function) else ""
         rows.append(f"- **`{name}{called}`** {' '.join(_escaped(doc).split())}".rstrip())
     if rows:
         yield "\n".join(rows) + "\n"
 
 
-def _fields(value: type) -> list[str]:
-    """The fields of a dataclass and its private bases, as the source has them, without checks."""
-    private = [base for base in reversed(value.__mro__) if base.__name__.startswith("_")]
-    kept = [line for one in (*private, value) for line in _own_fields(one)]
-    if "Annotated" in "".join(kept):
-        return [value.__name__ + _signature(value, short=True)]
-    return [f"{value.__name__}(", *kept, ")"] if kept else [f"{value.__name__}()"]
+def _declared(parameter: Parameter, with_default: bool = True) -> str:
+    """`name: type = default`."""
+    kind, default = parameter.annotation, parameter.default
+    words = str(parameter.replace(annotation=Parameter.empty, default=Parameter.empty))
+    if kind is not Parameter.empty:
+        words += f": {_kind(kind)}"
+    return f"{words} = {default!r}" if with_default and default is not Parameter.empty else words
 
 
-def _own_fields(value: type) -> list[str]:
-    """The lines of the fields that are in the body of a class, with the comments above them."""
-    source = re.sub(r"= (?:_one_of|_whole)\(([^,)]+).*\)", r"= \1", inspect.getsource(value))
-    lines = source.split("\n")
-    (tree,) = ast.parse(source).body
-    assert isinstance(tree, ast.ClassDef)
-    kept: list[str] = []
-    for node in (n for n in tree.body if isinstance(n, ast.AnnAssign)):
-        first = node.lineno - 1
-        while lines[first - 1].startswith("    #"):
-            first -= 1
-        kept += lines[first : node.end_lineno]
-    return kept
-
-
-class _Bare(str):
-    """An annotation without quotes."""
-
-    __repr__ = str.__str__
-
-
-def _signature(value: Any, short: bool = False) -> str:
-    """The parameters, each in a line of its own where they are long, but for `short`."""
-    try:
-        found = inspect.signature(value)
-    except ValueError:  # of an exception, by C
-        return "()"
-    none, bare, lines = inspect.Parameter.empty, [], []
-    star = False  # before those that are given by name alone
-    for name, parameter in found.parameters.items():
-        if name in ("self", "cls"):
-            continue
-        annotation = none if short else _bare(parameter.annotation)
-        star = star or parameter.kind is inspect.Parameter.VAR_POSITIONAL
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not star:
+def _call(found: dict[str, Parameter], told: Set[str], options: bool = False) -> str:
+    """The parameters as in a call, with the types of those that are not `told` below."""
+    words, star = [], False  # before those that are given by name alone
+    for one in found.values():
+        star = star or one.kind is Parameter.VAR_POSITIONAL
+        if one.kind is Parameter.KEYWORD_ONLY and not star:
             star = True
-            lines.append("    *,")
-        bare.append(parameter.replace(annotation=annotation))
-        lines.append(f"    {bare[-1]},")
-    back = _bare(found.return_annotation)
-    line = str(found.replace(parameters=bare, return_annotation=none))
-    end = "" if short or back is none else f" -> {inspect.formatannotation(back)}"
-    return (line if short or len(line) < 80 else "\n".join(["(", *lines, ")"])) + end
-
-
-def _bare(annotation: Any) -> Any:
-    return _Bare(annotation) if isinstance(annotation, str) else annotation
+            words.append("*")
+        bare = one.replace(annotation=Parameter.empty)
+        words.append(str(bare) if one.name in told else _declared(one))
+    words += ["**options"] if options else []
+    line = ", ".join(words)
+    if len(line) < 80:
+        return f"({line})"
+    if not told:
+        return "(\n    " + ",\n    ".join(words) + ",\n)"
+    filled = textwrap.fill(line, 92, break_long_words=False, break_on_hyphens=False)
+    return "(\n" + textwrap.indent(filled, "    ") + "\n)"
 
 
 # Markdown.
@@ -234,25 +293,28 @@ def _code(text: str) -> str:
     return f"```python\n{text}\n```\n"
 
 
-def _text(doc: str) -> str:
+ITEM = re.compile(r"^([a-z_]\w*(?:, [a-z_]\w*)*): (\S.*)", re.MULTILINE)
+
+
+def _text(doc: str, declared: Mapping[str, str] = MappingProxyType({})) -> Iterator[str]:
     """A docstring as Markdown: paragraphs, lists of `name: text`, and examples as code."""
-    blocks = []
     for block in re.split(r"\n\s*\n", doc.strip()):
-        if block.lstrip().startswith(">>>"):
-            blocks.append("```pycon\n" + textwrap.dedent(block) + "\n```")
-        elif re.match(r"\s*[a-z_]\w*(, [a-z_]\w*)*: \S", block):
-            blocks.append("\n".join(_items(textwrap.dedent(block))))
-        else:
-            blocks.append(_escaped(textwrap.dedent(block)))
-    return "\n\n".join(blocks) + "\n"
+        text = textwrap.dedent(block)
+        if text.startswith(">>>"):
+            yield f"```pycon\n{text}\n```\n"
+        elif ITEM.match(text):
+            yield "\n".join(_items(text, declared)) + "\n"
+        elif text:
+            yield _escaped(text) + "\n"
 
 
-def _items(block: str) -> list[str]:
+def _items(block: str, declared: Mapping[str, str]) -> list[str]:
     """`name: text` lines, whose continuation lines are indented, as a list."""
     items: list[str] = []
     for line in block.split("\n"):
-        if match := re.match(r"([a-z_]\w*(?:, [a-z_]\w*)*): (.*)", line):
-            items.append(f"- `{match[1]}`: {_escaped(match[2])}")
+        if match := ITEM.match(line):
+            names = [declared.get(name, name) for name in match[1].split(", ")]
+            items.append(f"- `{', '.join(names)}`: {_escaped(match[2])}")
         else:
             items.append(("  " if items else "") + _escaped(line.strip()))
     return items
@@ -262,11 +324,6 @@ def _escaped(text: str) -> str:
     """Text with what Markdown would take for markup escaped, but in `code`."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(p if p.startswith("`") else re.sub(r"([*_<\[\]])", r"\\\1", p) for p in parts)
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *(tuple(c.replace("|", r"\|") for c in r) for r in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 if __name__ == "__main__":
