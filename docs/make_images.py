@@ -1,4 +1,4 @@
-"""Makes the images of docs/images.md and docs/shuffling.md: python docs/make_images.py
+"""Makes the images of docs/index.md, images.md and shuffling.md: python docs/make_images.py
 
 Every result that they show is shardkit's own: images are drawn on one of sample_data, converted
 with the options that stand above them, and read back; the order is the one that a stream has.
@@ -114,6 +114,49 @@ class Sheet:
 
 def size_of(image: Image.Image) -> str:
     return f"{image.width} x {image.height}"
+
+
+# What happens to the data: a title, and the lines of its box.
+FLOW = [
+    (
+        "Your files",
+        ["photos/cat/1.jpg, photos/dog/7.jpg, ...", "or text, tables, audio, another format"],
+    ),
+    (
+        "shardkit convert: once",
+        ["resize, tokenize, filter, split", "in all processes; can be interrupted"],
+    ),
+    ("Shards", ["shard-000000.tar, shard-000001.tar, ...", "with an index, classes and checksums"]),
+    (
+        "Loader: in every epoch",
+        ["shuffle, read, decode, crop", "in threads; continues at any step"],
+    ),
+    ("Batches", ["image (64, 3, 224, 224), label (64,)", "for PyTorch, TensorFlow, JAX"]),
+]
+
+
+def make_flow() -> None:
+    """Boxes for data, and coloured ones for what is done to them, from top to bottom."""
+    step, tall, wide = 100, 74, 350
+    parts = []
+    for number, (title, lines) in enumerate(FLOW):
+        top = 5 + step * number
+        fill, ink = (("#ffffff", "#1f2328"), ("#3f51b5", "#ffffff"))[number % 2]
+        style = f'fill="{fill}" stroke="#3f51b5"'
+        parts.append(f'<rect x="5" y="{top}" width="340" height="{tall}" rx="8" {style}/>')
+        for line, words in enumerate((title, *lines)):
+            look = ' font-weight="bold"' * (line == 0)
+            at = f'x="20" y="{top + 22 + 20 * line}"'
+            parts.append(f'<text {at} fill="{ink}"{look}>{words}</text>')
+        if number:
+            shape = f"M175 {top - 3}l-7 -10h14z M175 {top - 25}v14"
+            parts.append(f'<path d="{shape}" fill="#3f51b5" stroke="#3f51b5"/>')
+    about = "What happens to the data: " + ", ".join(title for title, _ in FLOW)
+    high = step * len(FLOW) - step + tall + 10
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" '
+    head += f'viewBox="0 0 {wide} {high}" font-family="sans-serif" font-size="15" role="img">'
+    svg = [head, f"<title>{about}</title>", *parts, "</svg>", ""]
+    (OUT / "flow.svg").write_text("\n".join(svg), "utf-8")
 
 
 def make_modes() -> None:
@@ -314,6 +357,7 @@ def make_order() -> None:
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
     for make in (
+        make_flow,
         make_modes,
         make_orientation,
         make_background,

@@ -54,6 +54,9 @@ REMOTE, CLUSTER = ROOT / "docs" / "remote.md", ROOT / "docs" / "cluster.md"
 COMING_FROM = ROOT / "docs" / "coming-from.md"
 
 
+OVERVIEWS = ("index", "converting", "streaming")
+
+
 @pytest.fixture(scope="module")
 def forks():
     """Commands whose processes are forks of one that has imported all."""
@@ -107,6 +110,16 @@ def test_every_command_and_option_is_documented_and_links_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text("utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_front_page_has_the_version_and_leads_to_all_pages():
+    pages = {name: (ROOT / f"docs/{name}.md").read_text("utf-8") for name in OVERVIEWS}
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    oldest = re.search(r'requires-python = ">=(.+)"', project)
+    assert oldest is not None
+    assert f"Version {shardkit.__version__}, for Python {oldest[1]} or newer" in pages["index"]
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", "".join(pages.values())))
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} == linked | {"index.md"}
 
 
 def test_continuous_integration_runs_the_command_of_the_readme():
