@@ -3,8 +3,9 @@
 Each imports only those on lines below its own:
 
     given
-    crop frames masks packed_images perceptual sound
+    crop frames masks packed_images perceptual sound values
     damage media pixels
-    boxes header jpeg media_info
-    _build array color compression extension image protobuf tokenizers/ window
+    header jpeg media_info
+    boxes image
+    _build array color compression extension protobuf tiff tokenizers/ window
 """

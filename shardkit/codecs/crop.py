@@ -161,6 +161,27 @@ def crop_pixels(images: Sequence[Pixels], jobs: Jobs, out: Rows, reduced: int = 
         _resample(pixels, job, reduced, row)
 
 
+def crop_values(values: npt.NDArray[Any], job: Sequence[int], out: npt.NDArray[Any]) -> None:
+    """Crop, resize and mirror values (height, width, channels) of any type into such an array.
+
+    Each channel is resized as one of RGB; other types than uint8 in float32. Without resizing,
+    values are unchanged. Raises TypeError for resizing integers or floats that float32 rounds.
+    """
+    x, y, width, height, full_width, full_height, left, top, flip, _ = job
+    rows, columns, channels = out.shape
+    if (width, height) == (full_width, full_height):
+        window = values[y + top : y + top + rows, x + left : x + left + columns]
+        out[:] = window[:, ::-1] if flip else window
+        return
+    kind = values.dtype
+    if kind.kind not in "uif" or (kind.itemsize > 2 and kind != np.float32):
+        raise TypeError(f"{kind} values, which float32 would round")
+    plane = np.empty((rows, columns), np.uint8 if kind == np.uint8 else np.float32)
+    for channel in range(channels):
+        _resample(values[:, :, channel].astype(plane.dtype), [*job], 1, plane)
+        out[:, :, channel] = np.rint(plane) if kind.kind in "ui" else plane
+
+
 def resize(
     pixels: Pixels, width: int, height: int, of: tuple[int, int] | None = None, reduced: int = 1
 ) -> Pixels:
@@ -231,9 +252,14 @@ def _crop_jpeg(data: bytes, job: list[int], out: Pixels) -> bool:
     return True
 
 
-def _resample(pixels: Pixels, job: list[int], reduced: int, out: Pixels) -> None:
-    """Resample with Pillow. All reduced pixels that the crop touches are used, the outer ones
-    partially: otherwise the result would be visibly shifted, by up to half of a reduced pixel."""
+def _resample(
+    pixels: npt.NDArray[Any], job: list[int], reduced: int, out: npt.NDArray[Any]
+) -> None:
+    """Resample with Pillow, RGB or one channel of uint8 or float32.
+
+    All reduced pixels that the crop touches are used, the outer ones partially: otherwise the
+    result would be visibly shifted, by up to half of a reduced pixel.
+    """
     from PIL import Image
 
     x, y, width, height, full_width, full_height, left, top, flip, _ = job

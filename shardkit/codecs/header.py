@@ -14,9 +14,13 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from shardkit.codecs import tiff
 from shardkit.codecs.image import (
     FRAMES,
     NotAnImageError,
+    UnsupportedError,
     jpeg_segments,
     opened,
     probe,
@@ -46,11 +50,33 @@ class Header(NamedTuple):
     chroma: str = ""  # JPEG: chroma subsampling, "420" and so on
     huffman: bool = False  # JPEG: whether it has Huffman tables
     table: int = 0  # JPEG: the sum of the luma quantization table: higher is coarser
+    dtype: str = "uint8"  # of the values of its channels
+    channels: int = 3  # as stored, with alpha; palettes and CMYK count as what they become
+    pages: int = 1  # of a TIFF, without smaller versions of others
 
     @property
     def upright(self) -> tuple[int, int]:
         """Width and height of the upright image."""
         return (self.height, self.width) if self.orientation >= 5 else (self.width, self.height)
+
+    @property
+    def is_deep(self) -> bool:
+        """Whether 8-bit grey or RGB, with alpha, cannot hold all of its values."""
+        return self.dtype != "uint8" or self.pages > 1 or self.oddity == BANDS
+
+    @property
+    def kind(self) -> str:
+        """The format, and what differs from 8-bit RGB: "png (16-bit, 1 channel)"."""
+        bits, words = 8 * np.dtype(self.dtype).itemsize, []
+        if self.dtype != "uint8":
+            words.append(f"{bits}-bit" if self.dtype == "uint16" else self.dtype)
+        if self.channels != 3:
+            words.append(f"{self.channels} channel{'s' * (self.channels > 1)}")
+        if self.pages > 1:
+            words.append(f"{self.pages:,} pages")
+        elif self.oddity == "animated":
+            words.append(self.oddity)
+        return f"{self.format} ({', '.join(words)})" if words else self.format
 
 
 def read_header(data: bytes) -> Header:
@@ -78,6 +104,7 @@ def _jpeg(data: bytes) -> dict[str, Any]:
             precision, _, _, components = _FRAME.unpack_from(data, start)
             found["oddity"] = _jpeg_oddity(marker, precision, components)
             found["colour"] = {1: "GRAY", 4: "CMYK"}.get(components, "RGB")
+            found["channels"] = 1 if components == 1 else 3
             sampling = [divmod(data[start + 7 + 3 * n], 16) for n in range(components)]
             if components == 3 and sampling[1] == sampling[2] == (1, 1):
                 found["chroma"] = _CHROMA.get(sampling[0], "")
@@ -139,13 +166,15 @@ def _exif_orientation(tiff: bytes) -> int:
 def _png(data: bytes) -> dict[str, Any]:
     depth, colours = data[24], data[25]
     found: dict[str, Any] = {"colour": "RGB" if colours & 2 else "GRAY"}
+    found["channels"] = (3 if colours & 2 else 1) + bool(colours & 4)
     if depth == 16:
-        found["oddity"] = "16-bit"
+        found |= {"oddity": "16-bit", "dtype": "uint16"}
     if colours & 4:
         found["oddity"] = "transparent"
     for name, start, size in png_chunks(data):
         if name == b"tRNS":
             found["oddity"] = "transparent"
+            found["channels"] = 4 if colours & 2 else 2
         elif name == b"acTL":
             found["oddity"] = "animated"
         elif name == b"iCCP":
@@ -195,7 +224,7 @@ def _webp(data: bytes) -> dict[str, Any]:
             found["orientation"] = _exif_orientation(
                 data[start : start + size].removeprefix(b"Exif\0\0")
             )
-    return found
+    return found | ({"channels": 4} if found.get("oddity") == "transparent" else {})
 
 
 # --- PPM -----------------------------------------------------------------------------------------
@@ -207,16 +236,33 @@ _MAXIMUM = re.compile(rb"P[56]" + (PPM_SPACE + rb"\d+") * 2 + PPM_SPACE + rb"(\d
 def _ppm(data: bytes) -> dict[str, Any]:
     maximum = _MAXIMUM.match(data)
     many = maximum is not None and int(maximum[1]) > 255
-    return {**_other(data), **({"oddity": "16-bit"} if many else {})}
+    return {**_other(data), **({"oddity": "16-bit", "dtype": "uint16"} if many else {})}
+
+
+# --- TIFF ----------------------------------------------------------------------------------------
+
+BANDS = "more bands than colours"
+
+
+def _tiff(data: bytes) -> dict[str, Any]:
+    pages = tiff.pages(data)
+    first = pages[0]
+    about: dict[str, Any] = {"dtype": first.dtype, "channels": first.channels, "pages": len(pages)}
+    if first.bands:
+        return about | {"orientation": first.orientation, "oddity": BANDS}
+    try:
+        return about | _other(data, len(pages))
+    except UnsupportedError:  # Pillow has no mode for its type
+        return about | {"orientation": first.orientation, "oddity": first.dtype}
 
 
 # --- other formats, by Pillow --------------------------------------------------------------------
 
 
-def _other(data: bytes) -> dict[str, Any]:
+def _other(data: bytes, pages: int = 0) -> dict[str, Any]:
     with opened(data) as image:
         try:
-            return _described(image)
+            return {**_described(image), **({"oddity": "animated"} if pages > 1 else {})}
         except Exception as error:  # Pillow's parsers raise any exception on damaged data
             refuse_want_of_memory(error, 0)
             raise NotAnImageError(f"a damaged image: {error}") from error
@@ -241,9 +287,12 @@ def _described(image: Any) -> dict[str, Any]:
         oddity = oddity or "16-bit"
     if mode in ALPHA_MODES or "transparency" in image.info:
         oddity = "transparent"
-    if getattr(image, "is_animated", False):
+    if getattr(image, "is_animated", False) and not tiff:
         oddity = "animated"
     found: dict[str, Any] = {"oddity": oddity, "colour": colour}
+    if not tiff:
+        found["channels"] = _CHANNELS.get(mode, 3) + (mode == "P" and "transparency" in image.info)
+        found["dtype"] = "uint16" if mode.startswith("I") else "uint8"
     profile = image.info.get("icc_profile")
     if profile is not None:
         found["profile"] = profile if isinstance(profile, bytes) else b""
@@ -259,4 +308,5 @@ ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")  # of Pillow's images
 _GREY = {"1", "L", "LA", "La", "I", "I;16", "I;16B", "I;16L", "F"}
 _BITS, _SAMPLE_FORMAT, _SIGNED = 258, 339, 2  # tags of TIFF, and the value for signed integers
 _ORIENTATION_TAG = 0x0112
-_READERS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "ppm": _ppm}
+_CHANNELS = {"1": 1, "L": 1, "LA": 2, "RGBA": 4, "I": 1}  # by mode, if not 3
+_READERS = {"jpeg": _jpeg, "png": _png, "webp": _webp, "ppm": _ppm, "tiff": _tiff}

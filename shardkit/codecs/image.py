@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from shardkit.codecs.tiff import pages
 from shardkit.errors import SampleError, is_want_of_memory
 from shardkit.options import MAX_PIXELS
 from shardkit.storage.pointers import is_html
@@ -29,7 +30,8 @@ SUFFIXES = {
 
 _MAGIC = (
     (b"\xff\xd8\xff", "jpeg"), (b"\x89PNG\r\n\x1a\n", "png"), (b"GIF8", "gif"), (b"BM", "bmp"),
-    (b"II*\0", "tiff"), (b"MM\0*", "tiff"), (b"P4", "ppm"), (b"P5", "ppm"), (b"P6", "ppm"),
+    (b"II*\0", "tiff"), (b"MM\0*", "tiff"), (b"II+\0", "tiff"), (b"MM\0+", "tiff"),
+    (b"P4", "ppm"), (b"P5", "ppm"), (b"P6", "ppm"),
     *((b"P%d%c" % (number, blank), "ppm") for number in (1, 2, 3) for blank in b" \t\r\n#"),
 )  # fmt: skip
 # Offset and value of the first bytes of images in other formats.
@@ -106,8 +108,8 @@ class UnsupportedError(NotAnImageError):
     """An image whose kind of pixels cannot be read."""
 
     what = "the image has pixels of a kind that cannot be read"
-    expected = "1, 3 or 4 channels of at most 16 bits"
-    fix = "store its channels as arrays (.npy), or convert it to RGB"
+    expected = "grey or RGB, 8 or 16 bits per channel"
+    fix = 'keep its values: shardkit.Decode(dtype="auto") in loading, --image-format raw'
 
 
 class CutError(NotAnImageError):
@@ -171,6 +173,8 @@ def probe(data: bytes) -> ImageInfo:
             width, height = struct.unpack_from(">II", data, 16)
         elif format == "webp":
             width, height = _webp_size(data)
+        elif format == "tiff":
+            _, width, height, *_ = pages(data)[0]
         elif format is not None:
             with opened(data) as image:
                 width, height = image.size

@@ -3,9 +3,9 @@
 `to_rgb` gives the image as displayed: the first frame, turned upright by its EXIF data, in 8-bit
 sRGB.
 - Transparent pixels show a background, white by default.
-- Palettes and grey become RGB; 16-bit values are reduced to the high byte.
+- Palettes and grey become RGB; 16-bit values are reduced to the high byte (`values` keeps them).
 - A colour profile is applied. CMYK without one becomes RGB as in Pillow: 255 - ink - black.
-- Floating-point pixels are rejected, as they have no defined range.
+- Floating-point pixels and bands beyond RGB are rejected, as they have no defined colours.
 - Warnings of a decoder count as damage, unless nothing of the image is lost.
 """
 
@@ -15,6 +15,7 @@ import contextlib
 import io
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -23,12 +24,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.color import ProfileError, cmyk, converted, to_srgb
-from shardkit.codecs.header import ALPHA_MODES, PPM_SPACE, Header, of_unknown_white, read_header
+from shardkit.codecs.header import (
+    ALPHA_MODES,
+    BANDS,
+    PPM_SPACE,
+    Header,
+    of_unknown_white,
+    read_header,
+)
 from shardkit.codecs.image import (
     CutError,
     DecodeError,
     NotAnImageError,
     TooLargeError,
+    UnsupportedError,
     check_end,
     opened,
     refuse_want_of_memory,
@@ -101,22 +110,14 @@ class Decoded(NamedTuple):
     to_srgb: Any = None
 
 
-# What decoding to 8-bit RGB leaves out, by the oddity of the image.
+# What decoding to 8-bit RGB leaves out.
 _LEFT_OUT = {
-    "16-bit": "images with 16 bits per channel are decoded to 8 bits: the low byte is lost",
-    "animated": "of images with several frames or pages, only the first is decoded",
+    "16-bit": "images with 16 bits per channel are decoded to 8 bits: the low byte is lost;"
+    ' shardkit.Decode(dtype="auto") keeps it',
+    "animated": "of images with several frames or pages, only the first is decoded;"
+    ' shardkit.Decode(dtype="auto") decodes the pages of TIFFs as channels',
 }
 _warned: set[str] = set()  # of these, in this process
-
-
-def format_for(data: bytes, format: str) -> str:
-    """The format of an image, and what decoding to 8-bit RGB leaves out of it: "png (16-bit)"."""
-    if format == "jpeg":  # has neither
-        return format
-    with contextlib.suppress(NotAnImageError):
-        oddity = read_header(data).oddity
-        format += f" ({oddity})" if oddity in _LEFT_OUT else ""
-    return format
 
 
 def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
@@ -129,9 +130,13 @@ def to_rgb(data: bytes, least: tuple[int, int] | None = None) -> Pixels:
     header = read_header(data)
     if header.width * header.height > MAX_PIXELS:
         raise TooLargeError(f"{header.width:,} x {header.height:,}")
-    if header.oddity in _LEFT_OUT and header.oddity not in _warned:
-        _warned.add(header.oddity)
-        warn(_LEFT_OUT[header.oddity])
+    for left_out in {
+        "16-bit" if header.dtype == "uint16" else "",
+        header.oddity,
+    } & _LEFT_OUT.keys():
+        if left_out not in _warned:
+            _warned.add(left_out)
+            warn(_LEFT_OUT[left_out])
     transform = None
     if header.profile is not None:
         with contextlib.suppress(ProfileError):
@@ -159,6 +164,8 @@ def decode(
     Raises NotAnImageError with the reason, and never returns a partial image.
     """
     check_end(data, header.format)
+    if header.oddity == BANDS:
+        raise UnsupportedError(header.kind)
     if header.format == "jpeg" and header.oddity in ("", "cmyk"):
         reduced = reduction(header.width, header.height, *least) if least else 1
         decoded = _by_turbo(data, header, reduced, transform)
@@ -222,13 +229,20 @@ def _from_cmyk(pixels: Pixels, transform: Any) -> Pixels:
 
 
 @contextlib.contextmanager
-def loaded(data: bytes, header: Header) -> Iterator[Any]:
-    """Open the first frame as a Pillow image, as stored. Raises NotAnImageError."""
+def loaded(data: bytes, header: Header, page: int = 0, low: bool = False) -> Iterator[Any]:
+    """Open the first frame, or a page, as a Pillow image, as stored. Raises NotAnImageError.
+
+    Of several channels of 16 bits, Pillow loads the high bytes, or the `low` ones.
+    """
     try:
         if header.format == "png":  # check the checksums of its chunks, which decoding ignores
             with opened(data) as image:
                 image.verify()
         with opened(data) as image:
+            if page:
+                image.seek(page)
+            if low:
+                image.tile = [tile._replace(args=_other_byte(tile.args)) for tile in image.tile]
             image.load()
             # Pillow applies the orientation of a TIFF itself; undo that.
             back = {6: 8, 8: 6}.get(header.orientation, header.orientation)
@@ -240,12 +254,22 @@ def loaded(data: bytes, header: Header) -> Iterator[Any]:
         raise DecodeError(f"a damaged image: {error}") from error
 
 
+_OTHER_BYTE = {"L": "B", "B": "L", "N": "B" if sys.byteorder == "little" else "L"}
+
+
+def _other_byte(args: Any) -> Any:
+    """Change the layout of pixels that Pillow reads so that it takes the other byte of two."""
+    layout, *others = [args] if isinstance(args, str) else args
+    swapped = layout[:-1] + _OTHER_BYTE[layout[-1]]
+    return (swapped, *others) if others else swapped
+
+
 def _as_rgb(image: Any, colour: str, background: Colour, transform: Any) -> Pixels:
     import PIL.Image
 
     alpha = None
     if kind := of_unknown_white(image):
-        raise DecodeError(f"{kind} pixels, for which the value of white is not defined")
+        raise UnsupportedError(f"{kind} pixels, for which the value of white is not defined")
     if image.mode == "CMYK":
         return _from_cmyk(np.asarray(image), transform)
     if image.mode.startswith("I"):

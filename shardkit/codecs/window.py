@@ -14,8 +14,6 @@ import numpy.typing as npt
 Pixels = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
 
-BLACK = (0, 0, 0)
-
 
 @dataclass
 class Window:
@@ -76,15 +74,15 @@ class Window:
         rows = min(self.top + self.rows, self.full_height) - top
         return replace(self, left=left, top=top, columns=columns, rows=rows)
 
-    def with_margins(self, inner: Pixels, background: Colour = BLACK) -> Pixels:
+    def with_margins(self, inner: Pixels, background: Colour | int = 0) -> Pixels:
         """Return the pixels of the full window, given those of the `clipped` one."""
         if not self.beyond:
             return inner
-        height, width, _ = inner.shape
+        height, width, channels = inner.shape
         left, top = max(-self.left, 0), max(-self.top, 0)
         if self.flip:
             left = self.columns - left - width
-        made = np.empty((self.rows, self.columns, 3), np.uint8)
+        made = np.empty((self.rows, self.columns, channels), inner.dtype)
         made[:] = background
         made[top : top + height, left : left + width] = inner
         return made

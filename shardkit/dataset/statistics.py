@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from shardkit.codecs.image import NotAnImageError, probe, unusable
+from shardkit.codecs.header import read_header
+from shardkit.codecs.image import NotAnImageError, UnsupportedError, unusable
 from shardkit.codecs.media import media_of
-from shardkit.codecs.pixels import format_for, to_rgb
+from shardkit.codecs.pixels import to_rgb
 from shardkit.errors import DamagedError, NotFoundError, SampleError, ShardkitError, UsageError
 from shardkit.helpers.checked import Count, plain
 from shardkit.helpers.prefetch import in_threads
@@ -84,7 +85,10 @@ def pixels_of(value: Any, kind: FieldType) -> npt.NDArray[np.uint8] | None:
     Raises NotAnImageError for a damaged image.
     """
     if isinstance(value, bytes) and isinstance(kind, Image):
-        return to_rgb(value)
+        try:
+            return to_rgb(value)
+        except UnsupportedError:  # floating-point values, or more bands than colours
+            return None
     is_image = isinstance(value, np.ndarray) and value.ndim == 3 and value.shape[2] == 3
     if is_image and value.dtype == np.uint8 and isinstance(kind, Image | Array):
         pixels: npt.NDArray[np.uint8] = value
@@ -137,8 +141,8 @@ class _Field:
         self.values += 1
         if isinstance(self.kind, Image | Images):
             for image in value if isinstance(self.kind, Images) else [value]:
-                found = probe(image)
-                self.formats[format_for(image, found.format)] += 1
+                found = read_header(image)
+                self.formats[found.kind] += 1
                 self._size(bytes=len(image), width=found.width, height=found.height)
         elif isinstance(self.kind, Encoded):
             about = media_of(self.kind, value)._asdict()
@@ -166,7 +170,7 @@ class _Field:
         pixels = pixels_of(value, self.kind)
         if pixels is not None:
             self.pixels.add(pixels)
-        elif isinstance(self.kind, Image):
+        elif isinstance(self.kind, Image) and not isinstance(value, bytes):
             raise UsageError(
                 "the output of the transforms is not pixels",
                 expected="uint8 (height, width, 3)",

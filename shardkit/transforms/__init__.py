@@ -5,8 +5,8 @@ Each imports only those on lines below its own:
     transforms
     media
     chain
-    calls direct
-    draws images on_image steps
+    calls direct images
+    draws on_image steps
 """
 
 from shardkit.transforms.draws import Draws as Draws

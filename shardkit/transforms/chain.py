@@ -7,7 +7,7 @@ then a window of that and flips, in one call for all samples.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.crop import STEP
 from shardkit.codecs.image import NotAnImageError, TooLargeError, unusable
+from shardkit.codecs.values import KindError
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers.clock import enter
@@ -24,10 +25,12 @@ from shardkit.sample import Sample
 from shardkit.transforms.calls import Call
 from shardkit.transforms.direct import Direct
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.images import ImageBatch, SizeError
+from shardkit.transforms.images import ImageBatch, Make, SizeError
 from shardkit.transforms.on_image import BOXES, MASK, ROWS, Failed, move
 from shardkit.transforms.steps import (
     CenterCrop,
+    Decode,
+    Kind,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -36,8 +39,8 @@ from shardkit.transforms.steps import (
     Transform,
 )
 
-Make = Callable[[int, Size], npt.NDArray[Any]]  # makes an array for a sample's index in its group
 Output = tuple[tuple[int, ...], "np.dtype[Any]"]
+RGB: Kind = (3, np.dtype(np.uint8))
 
 
 @dataclass
@@ -78,8 +81,11 @@ class MediaJob(_Steps):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
 class Job(_Steps):
     """Transforms of images that are applied in one call."""
+
+    decode: Decode = Decode()  # noqa: RUF009 - frozen
 
     def takes(self, step: Transform) -> bool:
         """Whether a transform fits in: at most one crop or resize, then one window; and flips."""
@@ -102,7 +108,7 @@ class Job(_Steps):
         `size` is the size that all results must have, if known. `kinds` are the kinds of the
         fields after the image.
         """
-        images = ImageBatch.of(group.columns[0])
+        images = ImageBatch.of(group.columns[0], self.decode)
         failed = {number: Failed(error) for number, error in images.errors.items()}
         drawn = group.draws.uniform(self.stream, self.numbers).tolist()
         windows = {}
@@ -112,8 +118,8 @@ class Job(_Steps):
                     windows[number] = checked(self.window(*read, drawn[number]), size)
                 except NotAnImageError as error:
                     failed[number] = Failed(error)
-        out = {n: make(n, (window.rows, window.columns)) for n, window in windows.items()}
-        failed.update((n, Failed(error)) for n, error in images.cut(windows, out).items())
+        out, errors = images.cut(windows, make)
+        failed.update((n, Failed(error)) for n, error in errors.items())
         for number, window in windows.items() if kinds else ():
             if number not in failed:
                 wrong = move(group.columns[1:], kinds, number, images.header(number), window)
@@ -155,6 +161,7 @@ class Chain:
     by_name: bool  # whether functions get values by name
     size: Size | None = None  # of the images as read, if all have the same
     kinds: tuple[str, ...] = ()  # the kind of each field after the image
+    pixels: Kind | None = RGB  # of the results, before `Normalize`, if all have the same
 
     @functools.cached_property
     def sizes(self) -> list[Size | None]:
@@ -172,11 +179,12 @@ class Chain:
     def outputs(self) -> dict[str, Output]:
         """Shape and type of the fields for which they are known."""
         size, last = self.sizes[-1], self.stages[-1]
-        if size is None:
+        if size is None or self.pixels is None:
             return {}
-        kind = last.stored if isinstance(last, Normalize) else np.dtype(np.uint8)
+        channels, kind = self.pixels
+        kind = last.stored if isinstance(last, Normalize) else kind
         masks: dict[str, Output] = dict.fromkeys(self._of(MASK), (size, np.dtype(np.int64)))
-        return {self.fields[0]: ((*size, 3), kind), **masks}
+        return {self.fields[0]: ((*size, channels), kind), **masks}
 
     @property
     def direct(self) -> Direct | None:
@@ -186,7 +194,7 @@ class Chain:
         if not (isinstance(job, Job) and isinstance(normalize, Normalize | None)):
             return None
         known = all(type(step) in _DIRECT for step in job.steps)  # not a class derived from one
-        if not self.outputs or not known or len(after) > 1:
+        if not self.outputs or self.pixels != RGB or not known or len(after) > 1:
             return None
         program = np.zeros((len(job.steps), len(STEP)))
         for row, step in zip(program, job.steps, strict=True):
@@ -247,11 +255,10 @@ class Chain:
             elif isinstance(stage, MediaJob):
                 failed = _decode(stage, group)
             elif isinstance(stage, Job):
-                make = self._maker(number, group, out, np.dtype(np.uint8))
+                make = self._maker(number, group, out)
                 failed = stage.run(group, self.sizes[number], make, self.kinds)
             else:
-                failed = {}
-                _normalize(stage, group, self._maker(number, group, out, stage.stored))
+                failed = _normalize(stage, group, self._maker(number, group, out))
             for index, failure in failed.items():
                 row = group.rows[index]
                 errors[row] = _of_sample(failure, samples[row]["__key__"], self.fields)
@@ -259,19 +266,17 @@ class Chain:
                 group = group.without(failed)
         self._hand_out(group, samples, out)
 
-    def _maker(
-        self, number: int, group: Group, out: Mapping[str, npt.NDArray[Any]], dtype: np.dtype[Any]
-    ) -> Make:
+    def _maker(self, number: int, group: Group, out: Mapping[str, npt.NDArray[Any]]) -> Make:
         """Return a function that gives the output array for a sample: in the batch, or new."""
         name, size = self.fields[0], self.sizes[number]
         following = self.stages[number + 1 : number + 2]
         if not following and name in self.outputs and name in out:
-            batch = out[name]
-            return lambda index, _: batch[group.rows[index]]
-        if size is not None and following and isinstance(following[0], Normalize):
-            between = np.empty((len(group.rows), *size, 3), np.uint8)
-            return lambda index, _: between[index]
-        return lambda _, some_size: np.empty((*some_size, 3), dtype)
+            return _rows_of(out[name], group.rows)
+        if size is not None and self.pixels and following and isinstance(following[0], Normalize):
+            channels, dtype = self.pixels
+            between = np.empty((len(group.rows), *size, channels), dtype)
+            return _rows_of(between, range(len(group.rows)))
+        return lambda _, shape, dtype: np.empty(shape, dtype)
 
     def _call(self, call: Call, group: Group) -> dict[int, Failed]:
         failed = {}
@@ -315,10 +320,27 @@ def _decode(job: MediaJob, group: Group) -> dict[int, Failed]:
     return failed
 
 
-def _normalize(step: Normalize, group: Group, make: Make) -> None:
+def _rows_of(batch: npt.NDArray[Any], rows: Sequence[int]) -> Make:
+    """Return a function that gives rows of an array, and raises SizeError for another kind."""
+
+    def make(index: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        row: npt.NDArray[Any] = batch[rows[index]]
+        if (row.shape, row.dtype) != (shape, dtype):
+            raise SizeError(f"{dtype} {shape} instead of {row.dtype} {row.shape}")
+        return row
+
+    return make
+
+
+def _normalize(step: Normalize, group: Group, make: Make) -> dict[int, Failed]:
+    failed = {}
     for index, pixels in enumerate(group.columns[0]):
-        group.columns[0][index] = made = make(index, pixels.shape[:2])
-        step(pixels, made)
+        group.columns[0][index] = made = make(index, pixels.shape, step.stored)
+        try:
+            step(pixels, made)
+        except ValueError as error:
+            failed[index] = Failed(KindError(f"{error}, in {step!r:.100}"))
+    return failed
 
 
 def _of_sample(failure: Failed, key: str, fields: tuple[str, ...]) -> ShardkitError:

@@ -1,31 +1,37 @@
 """Crop, resize and mirror many images at once into the rows of a batch.
 
-A value is an encoded image or its pixels. Plain JPEGs are processed in one call that decodes only
-what is needed; all others are decoded strictly, one by one.
+A value is an encoded image or its pixels. Plain JPEGs that become 8-bit RGB are processed in one
+call that decodes only what is needed; all others are decoded strictly, one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
+from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels, crop_values
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError, TooLargeError
 from shardkit.codecs.pixels import ppm_header, to_rgb
+from shardkit.codecs.values import KindError, as_type, decoded, with_channels
 from shardkit.codecs.window import Pixels, Window
 from shardkit.options import MAX_PIXELS
+from shardkit.transforms.steps import Decode, are_channels
 
 Errors = dict[int, NotAnImageError]
+# Makes an array for a sample's index in its group, of a shape and type; raises SizeError.
+Make = Callable[[int, tuple[int, ...], "np.dtype[Any]"], "npt.NDArray[Any]"]
+Arrays = dict[int, "npt.NDArray[Any]"]
 
 
 class PixelsError(NotAnImageError):
     """A value that is neither an encoded image nor its pixels."""
 
-    expected = "an encoded image, or pixels: uint8 (height, width, 3)"
+    expected = "an encoded image, or pixels: numbers (height, width, channels)"
     fix = "convert it to pixels before this transform"
 
 
@@ -45,10 +51,11 @@ class ImageBatch:
     sizes: list[tuple[int, int]]  # width and height of each, upright
     headers: dict[int, Header]  # of encoded images
     errors: Errors
+    decode: Decode = Decode()  # noqa: RUF009 - frozen
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> ImageBatch:
-        made = cls([_as_pixels(value) for value in values], [], {}, {})
+    def of(cls, values: Sequence[Any], decode: Decode) -> ImageBatch:
+        made = cls([_as_pixels(value) for value in values], [], {}, {}, decode)
         for number in range(len(values)):
             try:
                 made.sizes.append(made._size_of(number))
@@ -61,8 +68,45 @@ class ImageBatch:
         """Return the header of an image, for its masks; for pixels, one with their size."""
         return self.headers.get(number) or Header("", *self.sizes[number])
 
-    def cut(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
-        """Write each image's window to its array in `out`; returns the errors."""
+    def cut(self, windows: Mapping[int, Window], make: Make) -> tuple[Arrays, Errors]:
+        """Return each image's window, in arrays from `make`, and the errors."""
+        rgb = {number: w for number, w in windows.items() if self._is_rgb(number)}
+        eight = np.dtype(np.uint8)
+        out: Arrays = {n: make(n, (w.rows, w.columns, 3), eight) for n, w in rgb.items()}
+        errors = self.cut_rgb(rgb, out)
+        for number in windows.keys() - rgb.keys():  # one by one, to bound memory
+            try:
+                out[number] = self._cut_values(number, windows[number], make)
+            except NotAnImageError as error:
+                errors[number] = error
+        return out, errors
+
+    def _is_rgb(self, number: int) -> bool:
+        value = self.values[number]
+        if isinstance(value, bytes) or not self.decode.is_rgb:
+            return self.decode.is_rgb
+        return bool(value.dtype == np.uint8 and value.shape[2] == 3)
+
+    def _cut_values(self, number: int, window: Window, make: Make) -> npt.NDArray[Any]:
+        value, decode = self.values[number], self.decode
+        if isinstance(value, bytes):
+            values = decoded(value, decode.dtype, decode.channels)
+        elif decode.is_rgb:
+            values = value
+        else:
+            values = with_channels(as_type(value, decode.dtype), decode.channels)
+        made = make(number, (window.rows, window.columns, values.shape[2]), values.dtype)
+        inner = window.clipped()
+        inside = np.empty((inner.rows, inner.columns, *made.shape[2:]), made.dtype)
+        try:
+            crop_values(values, inner.job(), inside)
+        except TypeError as error:
+            raise KindError(f"{error}; only cropping and mirroring keep them") from error
+        made[:] = window.with_margins(inside)
+        return made
+
+    def cut_rgb(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:
+        """Write windows of images that become 8-bit RGB to their arrays; returns the errors."""
         inside = {n: window.clipped() for n, window in windows.items()}
         within = {
             n: np.empty((inner.rows, inner.columns, 3), np.uint8) if windows[n].beyond else out[n]
@@ -100,7 +144,8 @@ class ImageBatch:
             return header.upright
         if not isinstance(value, np.ndarray):
             raise PixelsError(f"{type(value).__name__} {value!r:.60}")
-        if value.dtype != np.uint8 or value.shape[2:] != (3,) or not value.size:
+        shaped = value.ndim == 3 and are_channels(value.shape[2], self.decode)
+        if value.dtype.kind not in "uif" or not shaped or not value.size:
             raise PixelsError(f"an array of {value.dtype} {value.shape}")
         return value.shape[1], value.shape[0]
 

@@ -211,6 +211,6 @@ def _done(job: Job, frames: Iterable[Pixels], count: int, drawn: Sequence[float]
             if count * window.rows * window.columns > MAX_FRAME_PIXELS:
                 raise TooManyPixelsError(f"{count:,} of {window.columns:,} x {window.rows:,}")
             made = np.empty((count, window.rows, window.columns, 3), np.uint8)
-        ImageBatch([pixels], [size], {}, {}).cut({0: window}, {0: made[number]})
+        ImageBatch([pixels], [size], {}, {}).cut_rgb({0: window}, {0: made[number]})
     assert made is not None
     return made

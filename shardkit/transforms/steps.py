@@ -25,7 +25,7 @@ from shardkit.codecs.crop import (
 )
 from shardkit.codecs.window import Pixels, Window
 from shardkit.errors import UsageError
-from shardkit.options import check_choice
+from shardkit.options import check_choice, check_numbers
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shardkit.dataset.dataset import Dataset
 
 Size = tuple[int, int]  # height and width
+Kind = tuple[int, "np.dtype[Any]"]  # number of channels, and their type
 
 _FLOATS = ("float32", "float16", "bfloat16")
 _TRIES = 10
@@ -76,11 +77,50 @@ class MediaTransform(Transform):
 
 @dataclass(frozen=True, repr=False)
 class Decode(Transform):
-    """Decode an image to upright pixels: uint8 (height, width, 3).
+    """Decode an image to upright pixels (height, width, channels), by default 8-bit RGB.
 
     The other image transforms decode the image themselves. Use this one before functions that
-    expect pixels. For a field of audio, it gives the samples: float32 (channels, frames).
+    expect pixels, and first in a list, with options, for other pixels than 8-bit RGB. For a field
+    of audio, it gives the samples: float32 (channels, frames).
+
+    With "uint8", images are as displayed: sRGB, transparent pixels over white, the high byte of
+    16-bit values, and the first frame or page. With other types, values are those of the file: not
+    scaled, without colour profiles, the pages of a TIFF one after the other as channels. A value
+    that the type cannot hold is an error; float64 is rounded to float32. Transforms after that
+    keep type and channels. They resize each channel with the same filter, in float32; 32-bit
+    integers and float64 can only be cropped and mirrored.
+
+    dtype: "uint8", "uint16", "float32", or "auto": the type that each image is stored in.
+    channels: number of channels. None: three for "uint8", otherwise those of the image, with alpha.
+        From grey to RGB, it is repeated; an alpha channel that is missing is opaque. "uint8" can be
+        1 (grey), 3 (RGB) or 4 (RGB and alpha), or any number that images of 8 bits have.
     """
+
+    dtype: str = "uint8"
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice(self, "dtype", ("uint8", "uint16", "float32", "auto"))
+        check_numbers(self, channels=1)
+
+    @property
+    def is_rgb(self) -> bool:
+        """Whether images become 8-bit RGB."""
+        return self.dtype == "uint8" and self.channels in (None, 3)
+
+    def known(self, channels: int | None, dtype: str | None) -> Kind | None:
+        """Return the kind of the result, if all values have it; the arguments are of the values."""
+        if self.is_rgb:
+            channels, dtype = channels or 3, dtype or "uint8"
+        else:
+            channels = self.channels or channels
+            dtype = dtype if self.dtype == "auto" else self.dtype
+        return None if channels is None or dtype is None else (channels, np.dtype(dtype))
+
+
+def are_channels(last: int | None, decode: Decode) -> bool:
+    """Return whether the last side of an array can be channels: over 4, if `decode` says so."""
+    return last is None or last <= 4 or not decode.is_rgb
 
 
 @dataclass(frozen=True, repr=False)
@@ -215,10 +255,12 @@ class RandomHorizontalFlip(Geometric):
 
 @dataclass(frozen=True, repr=False)
 class Normalize(Transform):
-    """Normalize each channel: (pixel / 255 - mean) / std.
+    """Normalize each channel: (pixel / largest - mean) / std.
 
-    mean: means of red, green and blue.
-    std: standard deviations of red, green and blue.
+    The largest value is 255 for uint8, 65535 for uint16 and so on, and 1 for floats.
+
+    mean: means of the channels, such as red, green and blue.
+    std: standard deviations of the channels.
     dtype: type of the result: "float32", "float16" or "bfloat16".
     """
 
@@ -229,11 +271,11 @@ class Normalize(Transform):
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             values = getattr(self, name)
-            if not _numbers(values, 3):
-                raise UsageError(
-                    f"{name} must be three numbers, of red, green and blue", found=repr(values)
-                )
-            object.__setattr__(self, name, _numbers(values, 3))
+            count = np.size(values) if name == "mean" else len(self.mean)
+            if not _numbers(values, count):
+                what = f"{name} must be a number for each channel, such as red, green and blue"
+                raise UsageError(what, found=repr(values))
+            object.__setattr__(self, name, _numbers(values, count))
         if min(self.std) <= 0:
             raise UsageError("std must be above 0", found=repr(self.std))
         check_choice(self, "dtype", _FLOATS)
@@ -280,8 +322,18 @@ class Normalize(Transform):
         return cls(mean, std, dtype)
 
     def __call__(self, pixels: Pixels, out: npt.NDArray[Any]) -> None:
-        """Normalize pixels (height, width, 3) into an array of the same shape and type `stored`."""
-        look_up(pixels, self.table, out)
+        """Normalize pixels into an array of the same shape and type `stored`.
+
+        Raises ValueError for another number of channels.
+        """
+        if pixels.shape[2] != len(self.mean):
+            raise ValueError(f"{pixels.shape[2]} channels, but {len(self.mean)} means")
+        if pixels.dtype == np.uint8 and pixels.shape[2] == 3:
+            look_up(pixels, self.table, out)
+            return
+        largest = 1 if pixels.dtype.kind == "f" else np.iinfo(pixels.dtype).max
+        exact = (pixels / largest - np.array(self.mean)) / np.array(self.std)
+        out[...] = to_bfloat16(exact.astype(np.float32)) if self.is_bfloat16 else exact
 
     @property
     def is_bfloat16(self) -> bool:
@@ -294,7 +346,7 @@ class Normalize(Transform):
 
     @functools.cached_property
     def table(self) -> npt.NDArray[Any]:
-        """The result for each of the 256 values of a channel: (256, 3)."""
+        """The result for each of the 256 values of a channel: (256, channels)."""
         exact = (np.arange(256)[:, None] / 255 - np.array(self.mean)) / np.array(self.std)
         if self.is_bfloat16:
             return to_bfloat16(exact.astype(np.float32))

@@ -40,11 +40,13 @@ from shardkit.transforms.steps import (
     CenterCrop,
     Decode,
     Geometric,
+    Kind,
     MediaTransform,
     Normalize,
     RandomResizedCrop,
     Size,
     Transform,
+    are_channels,
 )
 
 Step = Transform | Callable[..., Any]
@@ -57,7 +59,8 @@ class Transforms:
     """The transforms of the samples of a dataset, applied before batching.
 
     A field has one transform, or a list of transforms that run in order. Transforms of images take
-    encoded images or pixels, uint8 (height, width, 3). In a tuple of fields, the first is the
+    encoded images or pixels, numbers (height, width, channels), up to 4 channels unless `Decode`
+    comes first with options. In a tuple of fields, the first is the
     image. The others are masks or boxes, which get the same geometry, or arrays with one row per
     box.
 
@@ -107,7 +110,7 @@ class Transforms:
 
     @property
     def images(self) -> frozenset[str]:
-        """The fields whose results are images (..., height, width, 3), and not from a function."""
+        """The fields whose results are images, channels last, and not from a function."""
         return frozenset(
             chain.fields[0]
             for chain in self.chains
@@ -116,12 +119,13 @@ class Transforms:
 
     @property
     def encoded(self) -> frozenset[str]:
-        """The fields that are decoded as images."""
+        """The fields that are decoded as 8-bit RGB images."""
         firsts = ((chain.fields[0], chain.stages[0]) for chain in self.chains)
         return frozenset(
             name
             for name, stage in firsts
-            if isinstance(stage, Job) and isinstance(self._schema[name], Image)
+            if isinstance(stage, Job) and stage.decode.is_rgb
+            if isinstance(self._schema[name], Image)
         )
 
     @property
@@ -151,8 +155,8 @@ class Transforms:
     def outputs(self) -> dict[str, Output]:
         """Return shape and dtype of the fields for which they are known before reading.
 
-        Images are (height, width, 3), masks (height, width). Other results are in the samples.
-        bfloat16, which NumPy lacks, is uint16.
+        Images are (height, width, channels), masks (height, width). Other results are in the
+        samples. bfloat16, which NumPy lacks, is uint16.
         """
         return {name: kind for chain in self.chains for name, kind in chain.outputs.items()}
 
@@ -257,7 +261,7 @@ def _steps(given: Any, steps: Any) -> list[Step]:
 def _chain(
     given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
 ) -> Chain:
-    size, kinds = None, tuple[str, ...]()
+    size, kinds, pixels = None, tuple[str, ...](), Decode().known(None, None)
     job = _MEDIA.get(type(schema[fields[0]]))
     if job is not None and isinstance(steps[0], Transform):
         media = _media_stages(given, steps, job, number * _STREAMS)
@@ -265,14 +269,17 @@ def _chain(
     if any(isinstance(step, Transform) for step in steps):
         kinds = kinds_of(fields[1:], schema)
     if isinstance(steps[0], Transform):
-        size = _size(steps[0], fields[0], schema[fields[0]])
+        decode = steps[0] if isinstance(steps[0], Decode) else Decode()
+        size = _size(steps[0], fields[0], schema[fields[0]], decode)
+        pixels = _pixels(schema[fields[0]], decode)
         for name, kind in zip(fields[1:], kinds, strict=True):
             if kind == MASK:
                 check_mask(name, schema[name])
     stages = _stages(given, steps, number * _STREAMS)
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
-    return Chain(fields, stages, isinstance(given, tuple), size, kinds)
+    _check_channels(given, stages, pixels)
+    return Chain(fields, stages, isinstance(given, tuple), size, kinds, pixels)
 
 
 def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
@@ -304,6 +311,9 @@ def _media_stages(
             fix="transform a single field, or use a function that decodes the values itself",
         )  # fmt: skip
     own = list(takewhile(lambda step: isinstance(step, (Decode, *kind.takes)), steps))
+    for step in own:
+        if isinstance(step, Decode) and step != Decode():
+            raise UsageError(f"the options of {step!r} are for images", found=repr(given))
     stages: list[Stage] = [
         kind(stream, tuple(step for step in own if not isinstance(step, Decode)))
     ]
@@ -336,8 +346,12 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
                 f"{step!r} is not for {given!r}, or comes after a function",
                 expected="a field of audio or video, whose transforms come before functions",
             )
+        decodes = isinstance(step, Decode) and step != Decode()
+        if decodes and any(isinstance(stage, Job) for stage in stages):
+            what = f"{step!r} of {given!r} comes after transforms that decode"
+            raise UsageError(what, fix="give it first")
         if not isinstance(last, Job) or not last.takes(step):
-            last = Job(number)
+            last = Job(number, decode=step if isinstance(step, Decode) else Decode())
             stages.append(last)
         if isinstance(step, Geometric):
             stages[-1] = replace(last, steps=(*last.steps, step))
@@ -346,17 +360,40 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
     return tuple(stages)
 
 
-def _size(step: Transform, name: str, kind: FieldType) -> Size | None:
+def _pixels(kind: FieldType, decode: Decode) -> Kind | None:
+    """Return the number of channels and the type of decoded images, if all have the same."""
+    if not isinstance(kind, Array):
+        return decode.known(None, None)
+    channels = kind.shape[2] if kind.shape else None
+    if channels is None or kind.dtype is None:  # each array as it is
+        return None if decode.is_rgb else decode.known(channels, kind.dtype)
+    return decode.known(channels, kind.dtype)
+
+
+def _check_channels(given: Any, stages: Sequence[Stage], pixels: Kind | None) -> None:
+    """Raise UsageError for a `Normalize` of another number of channels."""
+    last = stages[-1]
+    known = pixels is not None and not any(isinstance(stage, Call) for stage in stages)
+    if pixels and known and isinstance(last, Normalize) and len(last.mean) != pixels[0]:
+        raise UsageError(
+            f"{last!r:.200} of {given!r} is for images of {len(last.mean)} channels",
+            found=f"{pixels[0]} channels, of {pixels[1]}",
+            fix="give a mean and a std for each channel",
+        )
+
+
+def _size(step: Transform, name: str, kind: FieldType, decode: Decode) -> Size | None:
     """Return the size of a field's images, if known. Raises UsageError for other fields."""
     if isinstance(kind, Image):
         return None
-    if isinstance(kind, Array) and kind.dtype in (None, np.dtype(np.uint8).str):
-        shape = kind.shape or (None, None, 3)
-        if len(shape) == 3 and shape[2] in (None, 3):
+    if isinstance(kind, Array) and (kind.dtype is None or np.dtype(kind.dtype).kind in "uif"):
+        shape = kind.shape or (None, None, None)
+        if len(shape) == 3 and are_channels(shape[2], decode):
             height, width, _ = shape
             return None if height is None or width is None else (height, width)
     raise UsageError(
         f"{step!r} is for images, but field {name!r} has none",
-        expected="a field of encoded images, or of pixels: uint8 (height, width, 3)",
+        expected="a field of encoded images, or of pixels (height, width, channels)",
+        fix='for over 4 channels, give shardkit.Decode(dtype="auto") first',
         found=repr(kind),
     )

@@ -1,17 +1,23 @@
-"""Pixels that are not 8-bit: what cannot be decoded without loss is refused, or said."""
+"""Pixels that are not 8-bit RGB: decoded as they are, or what is lost is refused, or said."""
 
+import io
 import struct
+import zlib
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 import shardkit
 from shardkit.codecs import pixels
+from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError, probe
 from shardkit.codecs.pixels import to_rgb
-from shardkit.errors import ShardkitWarning
+from shardkit.codecs.values import decoded
+from shardkit.errors import SampleError, ShardkitWarning, UsageError
 from shardkit.inspection.inspect import inspect
+from shardkit.torch import Loader
 from tests.codecs.sample_images import encoded
 
 RAMP = np.arange(64).reshape(8, 8)
@@ -42,7 +48,7 @@ def tiff(values, kind):
         ("<i2", SIGNED, 1, "signed pixels"),
         ("<u4", UNSIGNED, 1, "32-bit pixels"),
         ("<f4", FLOAT, 1, "floating-point pixels"),
-        ("|u1", UNSIGNED, 5, "not damaged"),
+        ("|u1", UNSIGNED, 5, "tiff .5 channels."),
         ("<f8", FLOAT, 1, "not damaged"),
     ],
 )
@@ -79,7 +85,182 @@ def test_what_would_be_left_out_is_counted(tmp_path):
     several = encoded(pages[0], "TIFF", save_all=True, append_images=pages[1:])
     rows = [{"image": data} for data in (deep, deep, several, encoded(pages[0], "PNG"))]
     shardkit.convert(rows, "wds", tmp_path / "o", schema={"image": shardkit.Image()}, workers=0)
-    expected = {"png (16-bit)": 2, "tiff (animated)": 1, "png": 1}
+    expected = {
+        "png (16-bit, 1 channel)": 2,
+        "tiff (1 channel, 3 pages)": 1,
+        "png (1 channel)": 1,
+    }
     assert inspect(tmp_path / "o", full=True)["media"]["image"]["formats"] == expected
     stats = shardkit.open(tmp_path / "o").stats()
     assert stats["fields"]["image"]["formats"] == expected
+
+
+# --- as stored -----------------------------------------------------------------------------------
+
+
+def noise(dtype, *shape):
+    random, kind = np.random.default_rng(3), np.dtype(dtype)
+    if kind.kind == "f":
+        return random.random(shape).astype(kind)
+    limits = np.iinfo(kind)
+    return random.integers(limits.min, limits.max, (*shape,), kind, endpoint=True)
+
+
+def written(values, planes=False, **options):
+    """A TIFF by tifffile; alpha is not declared, so four channels are bands."""
+    file, kind = io.BytesIO(), "rgb" if values.shape[2] == 3 else "minisblack"
+    layout = "separate" if planes else "contig"
+    values = np.moveaxis(values, 2, 0) if planes else values
+    options = {"photometric": kind, **options}
+    if values.ndim == 3 and 1 not in values.shape:
+        options["planarconfig"] = layout
+    tifffile.imwrite(file, np.squeeze(values), **options)
+    return file.getvalue()
+
+
+def deep_png(values):
+    """A PNG of 16 bits that uses each filter, written row by row."""
+    height, width, channels = values.shape
+    step, rows, before = 2 * channels, [], bytes(2 * channels * width)
+    for number, line in enumerate(
+        values.astype(">u2").tobytes()[at : at + 2 * channels * width]
+        for at in range(0, values.nbytes, 2 * channels * width)
+    ):
+        kind = number % 3  # none, left, above
+        left = bytes(step) + line[:-step]
+        under = (bytes(len(line)), left, before)[kind]
+        rows.append(bytes([kind]) + bytes((a - b) % 256 for a, b in zip(line, under, strict=True)))
+        before = line
+    head = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"IDAT", zlib.compress(b"".join(rows))), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + name + content
+        + struct.pack(">I", zlib.crc32(name + content))
+        for name, content in chunks
+    )  # fmt: skip
+
+
+STORED = {
+    **{f"png {n}": (deep_png(noise("u2", 9, 7, n)), noise("u2", 9, 7, n)) for n in (1, 2, 3, 4)},
+    **{
+        f"tiff {dtype} {n} {planes} {options}": (written(values, planes, **options), values)
+        for dtype in ("u1", "u2", "i2", "i4", "f4", "f8")
+        for n in (1, 3, 4, 5)
+        for planes, options in (
+            (False, {}), (True, {}), (False, {"byteorder": ">"}), (False, {"bigtiff": True}),
+            (False, {"compression": "lzw"}), (False, {"compression": "zlib", "predictor": True}),
+        )
+        for values in [noise(dtype, 9, 7, n)]
+    },
+    "ppm": (b"P6 7 9 65535\n" + noise("u2", 9, 7, 3).astype(">u2").tobytes(), noise("u2", 9, 7, 3)),
+    "pgm": (b"P5 7 9 4095\n" + noise("u2", 9, 7, 1).astype(">u2").tobytes(), noise("u2", 9, 7, 1)),
+    "pages": (written(noise("u2", 3, 9, 7)), np.moveaxis(noise("u2", 3, 9, 7), 0, 2)),
+}  # fmt: skip
+STORED["pages"] = (
+    encoded(
+        Image.fromarray(noise("u2", 3, 9, 7)[0]), "TIFF", save_all=True,
+        append_images=[Image.fromarray(page) for page in noise("u2", 3, 9, 7)[1:]],
+    ),
+    STORED["pages"][1],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_values_are_those_of_the_file(kind):
+    data, values = STORED[kind]
+    header, found = read_header(data), decoded(data, "auto")
+    np.testing.assert_array_equal(found, values)
+    assert found.dtype == values.dtype.newbyteorder("=") == header.dtype
+    assert header.channels * header.pages == values.shape[2]
+    if found.dtype.itemsize <= 2 and found.dtype.kind == "u":
+        assert (decoded(data, "float32") == values).all()
+
+
+def test_a_cut_or_changed_file_is_damaged_or_read():
+    for kind, (data, _) in STORED.items():
+        for cut in range(8, len(data), max(len(data) // 7, 1)):
+            try:
+                decoded(data[:cut], "auto")
+            except NotAnImageError:
+                continue
+            assert "tiff" in kind or kind == "pages"  # whose directory may come after the pixels
+
+
+def test_channels_and_types_are_what_is_asked_for_or_refused():
+    grey, colour = STORED["png 1"], STORED["png 3"]
+    assert (decoded(grey[0], "uint16", 3) == grey[1]).all()
+    with_alpha = decoded(colour[0], "auto", 4)
+    assert (with_alpha[:, :, :3] == colour[1]).all()
+    assert (with_alpha[:, :, 3] == 65535).all()
+    for data, dtype, channels in ((colour[0], "auto", 1), (STORED["ppm"][0], "uint8", 4)):
+        with pytest.raises(NotAnImageError, match=r"channels instead|not all uint8"):
+            decoded(data, dtype, channels)
+    eight = encoded(Image.fromarray(noise("u1", 9, 7, 3)), "PNG")
+    assert (decoded(eight, "uint16") == noise("u1", 9, 7, 3)).all()  # not scaled
+    grey = np.asarray(Image.fromarray(noise("u1", 9, 7, 3)).convert("L"))
+    assert (decoded(eight, "uint8", 1)[:, :, 0] == grey).all()
+    for options in ({"dtype": "int8"}, {"channels": 0}, {"channels": 1.5}):
+        with pytest.raises(UsageError):
+            shardkit.Decode(**options)
+
+
+@pytest.mark.parametrize("to", ["wds", "lmdb", "arrow", "parquet", "mds", "tfrecord", "litdata"])
+def test_every_bit_comes_through_a_format_into_a_batch(tmp_path, to):
+    kinds = ("png 3", "tiff f4 5 False {}", "tiff u2 1 False {}", "pages")
+    rows = [{n.split()[0] + str(i): STORED[n][0] for i, n in enumerate(kinds)}] * 2
+    schema = {name: shardkit.Image() for name in rows[0]}
+    shardkit.convert(rows, to, tmp_path / "o", schema=schema, workers=0)
+    steps = {name: shardkit.Decode(dtype="auto") for name in schema}
+    (batch,) = Loader(tmp_path / "o", batch_size=2, transforms=steps)
+    for name, kind in zip(schema, kinds, strict=True):
+        values = np.moveaxis(STORED[kind][1], 2, 0)
+        assert batch[name].shape == (2, *values.shape)
+        np.testing.assert_array_equal(batch[name].numpy()[1], values)
+
+
+def test_crops_flips_and_normalize_keep_type_and_channels(tmp_path):
+    values = noise("u2", 40, 30, 5)
+    rows = [{"image": written(values)}] * 3
+    schema = {"image": shardkit.Image()}
+    shardkit.convert(rows, "wds", tmp_path / "o", schema=schema, workers=0)
+
+    def batch(*steps, to="numpy", **options):
+        decode = shardkit.Decode(**{"dtype": "uint16", "channels": 5, **options})
+        transforms = {"image": [decode, *steps]}
+        (made,) = Loader(tmp_path / "o", batch_size=3, transforms=transforms, to=to)
+        return made["image"]
+
+    flip = shardkit.RandomHorizontalFlip(1)
+    assert (batch(flip)[0] == values[:, ::-1]).all()
+    assert (batch(shardkit.CenterCrop((20, 10)))[0] == values[10:30, 10:20]).all()
+    wide = batch(shardkit.CenterCrop(40))[0]
+    assert (wide[:, 5:35] == values).all()
+    assert not wide[:, :5].any()
+    small = batch(shardkit.Resize((13, 11)))
+    assert small.dtype == np.uint16
+    for channel in range(5):
+        plane = Image.fromarray(values[:, :, channel].astype(np.float32))
+        expected = np.asarray(plane.resize((11, 13), Image.Resampling.BILINEAR))
+        assert abs(small[0, :, :, channel] - expected).max() <= 1
+    normalize = shardkit.Normalize((0.1, 0.2, 0.3, 0.4, 0.5), (1, 2, 3, 4, 5))
+    made = batch(normalize, dtype="auto", to="torch")
+    assert made.shape == (3, 5, 40, 30)
+    exact = (values / 65535 - normalize.mean) / normalize.std
+    np.testing.assert_allclose(made.numpy()[0], np.moveaxis(exact, 2, 0), rtol=1e-5, atol=1e-6)
+    for steps, options, error in (
+        ([shardkit.Normalize((0,) * 3, (1,) * 3)], {}, UsageError),
+        ([shardkit.Normalize((0,) * 3, (1,) * 3)], {"channels": None}, SampleError),
+        ([], {"dtype": "uint8"}, SampleError),
+        ([], {"channels": 4}, SampleError),
+    ):
+        with pytest.raises(error):
+            batch(*steps, **options)
+
+
+def test_stats_of_sound_images_without_colours_count_them(tmp_path):
+    rows = [{"image": STORED["tiff f4 5 False {}"][0]}]
+    schema = {"image": shardkit.Image()}
+    shardkit.convert(rows, "wds", tmp_path / "o", schema=schema, workers=0)
+    found = shardkit.open(tmp_path / "o").stats()["fields"]["image"]
+    assert found["formats"] == {"tiff (float32, 5 channels)": 1}
+    assert "pixels" not in found

@@ -62,8 +62,8 @@ def test_a_size_is_one_or_two_whole_numbers(kind):
     (lambda: RandomResizedCrop(8, ratio=(1, math.nan)), "ratio must be two numbers"),
     (lambda: RandomHorizontalFlip(1.1), "p must be a probability"),
     (lambda: RandomHorizontalFlip("a"), "p must be a probability"),
-    (lambda: Normalize(0.5, (1, 1, 1)), "mean must be three numbers"),
-    (lambda: Normalize((0, 0, 0), (1, 1)), "std must be three numbers"),
+    (lambda: Normalize(0.5, (1, 1, 1)), "mean must be a number for each channel"),
+    (lambda: Normalize((0, 0, 0), (1, 1)), "std must be a number for each channel"),
     (lambda: Normalize((0, 0, 0), (1, 0, 1)), "std must be above 0"),
     (lambda: Normalize((0, 0, 0), (1, 1, 1), "int8"), "dtype must be one of"),
 )
