@@ -109,7 +109,7 @@ class UnsupportedError(NotAnImageError):
 
     what = "the image has pixels of a kind that cannot be read"
     expected = "grey or RGB, 8 or 16 bits per channel"
-    fix = 'keep its values: shardkit.Decode(dtype="auto") in loading, --image-format raw'
+    fix = 'store it unchanged, and load it with shardkit.Decode(dtype="auto")'
 
 
 class CutError(NotAnImageError):
