@@ -94,9 +94,9 @@ CASES = {
         {"in/a.jpg": IMAGE}, "in --text-field x", "-leave out (--text-field)",
     ),
     "statistics of no pixels": ({"a.txt": "x"}, "a.txt --stats", "-leave out (--stats)"),
-    "pairs of images": (
-        {f"in/{side}/{n}.png": png((8, 8)) for side in ("hr", "lr") for n in range(2)}, "in",
-        r"by itself: (\S+/hr);",
+    "images that may be pairs": (
+        {f"in/{side}/{n}.png": png((8, 8)) for side in ("left", "right") for n in range(2)}, "in",
+        r"(--fields left,right)",
     ),
     "a file that its names announce": (
         {f"in/a-0000{n}-of-00003.jsonl.gz": gzip.compress(b'{"text": "a"}\n') for n in (0, 2)},

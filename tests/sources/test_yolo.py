@@ -224,4 +224,4 @@ def test_labels_beside_their_images_and_other_data_yaml(tmp_path):
     )
     assert one(root).classes == ("cat", "dog")
     masks = put(tmp_path / "z", {"images/1.png": None, "labels/1.png": None})
-    refused(UsageError, "cannot read yet", opened, masks)
+    assert list(one(masks).schema) == ["image", "mask"]
