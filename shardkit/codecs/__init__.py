@@ -2,9 +2,9 @@
 
 Each imports only those on lines below its own:
 
-    given
+    damage given
     crop frames masks packed_images perceptual sound values
-    damage media pixels
+    media pixels
     header jpeg media_info
     boxes image
     _build array color compression extension protobuf tiff tokenizers/ window

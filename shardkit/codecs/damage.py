@@ -1,8 +1,9 @@
 """Strict check that an encoded image decodes to its end: warnings of decoders count as damage.
 
 JPEGs are decoded by libjpeg-turbo, whose warnings are errors unless nothing of the image is lost.
-Other formats are decoded by Pillow. It silently fills in missing rows of a PNG whose compressed
-data end early but correctly, so the rows are counted here.
+Other formats are decoded by Pillow, and a TIFF that Pillow cannot read by tifffile. Pillow silently
+fills in missing rows of a PNG whose compressed data end early but correctly, so the rows are
+counted here.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import warnings
 import zlib
 from collections.abc import Iterator
 
+from shardkit.codecs import tiff
 from shardkit.codecs.header import png_chunks, read_header
 from shardkit.codecs.image import (
     NotAnImageError,
     TooLargeError,
+    UnsupportedError,
     opened,
     probe,
     refuse_want_of_memory,
 )
 from shardkit.codecs.jpeg import decode_jpeg
+from shardkit.codecs.values import page_values
 from shardkit.options import MAX_PIXELS
 
 # Of an image with several frames or pages: a few minutes of work, as Pillow's for each page of a
@@ -40,7 +44,8 @@ class TooManyFramesError(TooLargeError):
 def damage(data: bytes, max_pixels: int = MAX_PIXELS) -> str | None:
     """Return the decoder's message for a damaged image; None for an intact one.
 
-    Raises TooLargeError for an image that is too large to be decoded; it may be intact.
+    Raises TooLargeError for an image that is too large to be decoded, and MissingLibraryError if
+    only tifffile can decode it; it may be intact.
     """
     try:
         format, width, height = probe(data)
@@ -76,9 +81,28 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
             return _rows_missing(data)
     except TooLargeError:
         raise
+    except UnsupportedError:
+        return _tiff(data)
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
         refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
+    return None
+
+
+def _tiff(data: bytes) -> str | None:
+    """Decode the pages of a TIFF that Pillow has no mode for."""
+    total = 0
+    try:
+        header = read_header(data)
+        for page in tiff.pages(data):
+            total += page.width * page.height
+            if total > MAX_DECODED:
+                raise TooManyFramesError(f"{page.number + 1:,} or more, of {total:,} pixels in all")
+            page_values(data, header, page)
+    except TooLargeError:
+        raise
+    except NotAnImageError as error:
+        return str(error)
     return None
 
 

@@ -188,11 +188,17 @@ def _of_tiff(data: bytes, header: Header) -> Values:
     if len(kinds) > 1:
         sizes = ", ".join(f"{w} x {h} of {kind} x {n}" for w, h, kind, n in sorted(kinds))
         raise KindError(f"pages of different sizes or types: {sizes}")
-    made = [_page(data, header, page) for page in pages]
+    made = [page_values(data, header, page) for page in pages]
     return made[0] if len(made) == 1 else np.concatenate(made, axis=2)
 
 
-def _page(data: bytes, header: Header, page: tiff.Page) -> Values:
+def page_values(data: bytes, header: Header, page: tiff.Page) -> Values:
+    """Return the values of one page of a TIFF (height, width, channels), as stored.
+
+    Raises NotAnImageError, and MissingLibraryError if only tifffile can read the page.
+    """
+    if page.width * page.height > MAX_PIXELS:
+        raise TooLargeError(f"{page.width:,} x {page.height:,}")
     values = _page_of_pillow(data, header, page) if _in_pillow(page) else None
     return _page_of_tifffile(data, page) if values is None else values
 

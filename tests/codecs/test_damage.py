@@ -1,5 +1,6 @@
 """The strict check of images: what lacks a part is damaged, however well it is packed."""
 
+import io
 import struct
 import zlib
 
@@ -168,3 +169,13 @@ def test_an_image_of_too_many_pixels_is_not_decoded(monkeypatch):
     monkeypatch.setattr("shardkit.codecs.pixels.MAX_PIXELS", 24 * 16 - 1)
     with pytest.raises(TooLargeError, match="24 x 16"):
         to_rgb(data)
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((9, 8, 5), "uint8"), ((9, 8, 3), "float32")])
+def test_tiffs_that_pillow_cannot_read_are_sound_unless_they_are_cut(shape, dtype):
+    tifffile = pytest.importorskip("tifffile")
+    values = np.random.default_rng(0).integers(0, 255, shape).astype(dtype)
+    file = io.BytesIO()
+    tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
+    assert damage(file.getvalue()) is None
+    assert damage(file.getvalue()[:-9])
