@@ -308,6 +308,7 @@ class ConvertOptions(Options):
     dedup: remove duplicates: "exact" copies only, or also "near" copies of images.
     sample: store about this share of all samples, above 0 and up to 1.
     split: "auto" (folders such as train/), "none", shares ("train=0.9,val=0.1") or files of keys.
+    split_column: the field or column whose values are the splits, such as "train" or 0.
     folds: make this many datasets of equal size instead: fold0, fold1, ...
     stratify: keep the shares of this field's values equal in all splits.
     group: keep all samples with the same value of this field in one split.
@@ -354,6 +355,7 @@ class ConvertOptions(Options):
     dedup: str | None = _one_of(None, "exact", "near")
     sample: float | None = None
     split: str = "auto"
+    split_column: str | None = None
     folds: int | None = _whole(None, 2)
     stratify: str | None = None
     group: str | None = None
@@ -412,6 +414,9 @@ class ConvertOptions(Options):
             )
         if self.folds is not None and self.split != "auto":
             raise UsageError("folds cannot be combined with another split", found=self.split)
+        if self.split_column is not None and (self.split != "auto" or self.folds is not None):
+            other = "folds" if self.folds is not None else f"split={self.split!r}"
+            raise UsageError(f"split_column cannot be combined with {other}", fix="give only one")
         divides = "stratify" if self.stratify else "group" if self.group else None
         if divides and not (shares or self.folds):
             raise UsageError(
@@ -565,6 +570,7 @@ class ConvertKeywords(ImageKeywords, AudioKeywords, TextKeywords, total=False):
     dedup: str | None
     sample: float | None
     split: str
+    split_column: str | None
     folds: int | None
     stratify: str | None
     group: str | None
@@ -707,11 +713,11 @@ def split_files(text: str) -> dict[str, str]:
     """Parse the files of "train=train.txt,val=val.txt"; empty if the text is something else."""
     parts = [part.partition("=") for part in text.split(",")] if isinstance(text, str) else []
     files = {name.strip(): path.strip() for name, _, path in parts}
-    named = all(_is_split(name) and path and not _is_number(path) for name, path in files.items())
+    named = all(is_split(name) and path and not _is_number(path) for name, path in files.items())
     return files if named and len(files) == len(parts) else {}
 
 
-def _is_split(name: str) -> bool:
+def is_split(name: str) -> bool:
     return re.fullmatch(r"\w[\w.-]*", name) is not None and is_safe(name)
 
 
@@ -732,7 +738,7 @@ def parse_split(text: str) -> dict[str, float]:
         with contextlib.suppress(ValueError):
             parts = [part.split("=") for part in text.split(",")]
             shares = {name.strip(): float(share) for name, share in parts}
-    good = all(_is_split(name) for name in shares) and all(share > 0 for share in shares.values())
+    good = all(is_split(name) for name in shares) and all(share > 0 for share in shares.values())
     if not (shares and good and abs(sum(shares.values()) - 1) < 1e-9):
         raise UsageError(
             "invalid split",

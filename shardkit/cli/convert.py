@@ -74,6 +74,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     sample="SHARE",
     limit="N",
     split="HOW",
+    split_column="NAME",
     folds="K",
     stratify="FIELD",
     group="FIELD",

@@ -119,6 +119,7 @@ class Recipe:
     dedup: str | None = None
     sample: float | None = None
     split: str = "auto"
+    split_column: str | None = None
     folds: Count | None = None
     stratify: str | None = None
     group: str | None = None

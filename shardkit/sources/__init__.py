@@ -82,6 +82,10 @@ def open_sources(
         from shardkit.sources.subset import choose
 
         sources = choose(sources, recipe, lists, strict)
+    if recipe.split_column is not None:
+        from shardkit.sources.subset import by_column
+
+        sources = {**by_column(next(iter(sources.values())), recipe.split_column)}
     _narrow(sources, recipe.selection, strict)
     return sources
 
@@ -93,7 +97,7 @@ def _of_all(grouped: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str,
             "class names by field are for Python sequences only",
             fix="give a list of names for a folder; a dataset has its own class names",
         )
-    shares = bool(recipe.splits)
+    shares = bool(recipe.splits) or recipe.split_column is not None
     how = replace(recipe, split="auto") if shares else recipe
     if len(grouped) > 1 and recipe.metadata is not None:
         raise UsageError(
@@ -114,10 +118,10 @@ def _of_all(grouped: Sequence[Input], recipe: Recipe, strict: bool) -> dict[str,
                 source.notes = (*source.notes, note)
     if shares and len(found) > 1:
         raise UsageError(
-            "the source already has splits, which splitting by shares would mix",
+            "the source already has splits, which splitting it again would mix",
             path=grouped[0].path,
             found=", ".join(found),
-            fix="omit --split to keep them, or convert and split one of them",
+            fix="omit --split and --split-column to keep them, or convert and split one of them",
         )
     return {WHOLE: next(iter(found.values()))} if shares else {**found}
 

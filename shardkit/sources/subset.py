@@ -19,11 +19,14 @@ from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError,
 from shardkit.helpers.indices import array, pick
 from shardkit.helpers.mapped import Sizes
 from shardkit.metadata.recipe import Recipe
-from shardkit.options import Selection
+from shardkit.metadata.splits import in_order
+from shardkit.options import Selection, is_split
 from shardkit.sample import Sample
 from shardkit.schema import Encoded, Int, Schema
 from shardkit.sources.base import Document, Indices, Source, SourceInfo, SourceWrapper, Stream
 from shardkit.sources.key_lists import KeyList, check_found
+
+_MOST_SPLITS = 100  # that the values of a column make
 
 
 def chance(key: str, seed: int, what: str) -> float:
@@ -265,6 +268,39 @@ def choose(
         if bad and recipe.on_error == "fail":
             raise bad[0]
         raise nothing_left(sum((Counter(s.ignored) for s in found.values()), Counter()))
+    return found
+
+
+def by_column(source: Source | Stream, name: str) -> dict[str, Subset]:
+    """Divide a source by the values of a field, each of which is the name of a split.
+
+    Raises UsageError for a stream, and for values that cannot name splits.
+    """
+    whole = _by_number(source)
+    if isinstance(whole, Stream):
+        raise UsageError(
+            "--split-column does not work for documents, which are known only once they are read",
+            fix="convert them without it first, then convert that dataset with it",
+        )
+    values = _values(whole, np.arange(len(whole)), name)
+    members: dict[str, list[int]] = {}
+    folders: dict[str, str] = {}  # file systems may ignore case
+    for number, value in enumerate(values):
+        split = str(value)
+        good = value is not None and is_split(split) and folders.setdefault(split.lower(), split)
+        if good != split or len(folders) > _MOST_SPLITS:
+            raise UsageError(
+                f"the values of {name!r} cannot be the names of splits",
+                key=whole.all_keys()[number],
+                expected=f"in each sample, one of at most {_MOST_SPLITS:,} names or numbers, which"
+                " differ not only in case",
+                found="no value" if value is None else repr(value),
+                fix=f"correct the values, or leave such samples out: --where '{name} is not null'",
+            )
+        members.setdefault(split, []).append(number)
+    found = {split: Subset(whole, np.array(members[split])) for split in in_order(sorted(members))}
+    for other in [*found.values()][1:]:  # what was found while planning is listed once
+        other.problems, other.ignored, other.notes, other.filtered = (), {}, (), ()
     return found
 
 

@@ -35,7 +35,7 @@ _TOGETHER = (
     ("include_class", "exclude_class"),
     ("where",),
     ("sample",),
-    ("keys", "split", "folds", "stratify", "group"),
+    ("keys", "split", "split_column", "folds", "stratify", "group"),
     ("metadata", "file_column", "file_suffix", "label_column", "label_separator"),
     ("annotations_frame",),
 )

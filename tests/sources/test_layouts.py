@@ -617,6 +617,31 @@ def test_img2datasets_folders_of_files_are_no_classes(tmp_path, beside):
     assert source.classes == ("00000", "00001")
 
 
+def test_a_column_of_a_table_or_dataset_names_the_splits(tmp_path):
+    put(tmp_path / "in", {f"{n}.jpg": None for n in range(4)})
+    rows = "".join(f"{n}.jpg,{fold},{n}\n" for n, fold in enumerate(("val", "train", "val", "1")))
+    put(tmp_path, {"t.csv": "file_name,fold,n\n" + rows})
+    options = {"metadata": str(tmp_path / "t.csv"), "split_column": "fold"}
+    result = verified(tmp_path / "in", tmp_path / "out", **options, drop=["fold"])
+    assert {n: split.samples for n, split in result.splits.items()} == {
+        "train": 1,
+        "val": 2,
+        "1": 1,
+    }
+    assert [sample["n"] for sample in shardkit.open(tmp_path / "out/val")] == [0, 2]
+    convert(tmp_path / "in", tmp_path / "whole", metadata=options["metadata"])
+    verified(tmp_path / "whole", tmp_path / "again", split_column="n", where="n > 1")
+    assert keys(tmp_path / "again/3") == ["3"]
+    call = (tmp_path / "whole", tmp_path / "no")
+    refused(UsageError, "no column|no field|unknown", convert, *call, split_column="x")
+    refused(UsageError, "cannot be combined", convert, *call, split_column="n", folds=2)
+    put(tmp_path, {"t.csv": "file_name,fold,n\n0.jpg,,1\n1.jpg,../x,1\n2.jpg,a,1\n3.jpg,a,1\n"})
+    error = refused(
+        UsageError, "names of splits", convert, tmp_path / "in", tmp_path / "no", **options
+    )
+    assert error.found == "no value"
+
+
 @cases(
     "folders fields",
     ({"A": "12", "B": "12"}, "a b"),
