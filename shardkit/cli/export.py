@@ -16,7 +16,7 @@ from shardkit.cli.tables import counted, print_table, print_text, size, tally
     "export",
     cls=Command,
     examples=[
-        Example("shardkit export shards --to folder -o images", "Folders of images, metadata.csv"),
+        Example("shardkit export shards --to folder -o images", "Folders of images, a table"),
         Example("shardkit export shards --to files -o files", "A file for each value"),
     ],
 )
@@ -25,7 +25,7 @@ from shardkit.cli.tables import counted, print_table, print_text, size, tally
     "--to",
     required=True,
     type=click.Choice(["folder", "jsonl", "files"]),
-    help="folder: images, audio or video in class folders, with metadata.csv; jsonl: JSON Lines,"
+    help="folder: images, audio or video in class folders, with metadata.jsonl; jsonl: JSON Lines,"
     " for text and tables; files: one file KEY.FIELD per value, as in a TAR.",
 )
 @click.option(
@@ -55,6 +55,6 @@ def command(
         rows = [("exported", f"{counted(result.samples, 'sample')}; {files}")]
         if result.renamed:
             rows.append(("renamed", f"files of keys {tally(result.renamed)}"))
-        print_table(result.out, rows)
+        print_table(result.out, rows + [("note", note) for note in result.notes])
         if result.already_complete:
             print_text(COMPLETE)

@@ -6,10 +6,9 @@ import contextlib
 import itertools
 import json
 import os
-import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -38,20 +37,32 @@ from shardkit.helpers.keywords import takes
 from shardkit.helpers.names import file_stem
 from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.progress import Progress, Steps, watched
-from shardkit.metadata.manifest import FOLDER
 from shardkit.options import Selection
 from shardkit.sample import key_hash
-from shardkit.schema import Array, Audio, Bytes, FieldType, Image, Images, Int, Schema, Text, Video
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bytes,
+    FieldType,
+    Float,
+    Image,
+    Images,
+    Int,
+    Json,
+    Schema,
+    Text,
+    Video,
+)
 from shardkit.sources import exported, open_sources
 from shardkit.sources.base import Source
 from shardkit.sources.exported import (
     ABOUT,
-    ABOUT_MEDIA,
+    IS_NUMBER,
     KEY,
+    OWN,
     TEXTS,
     VERSION,
     About,
-    csv_row,
     inline,
     json_row,
 )
@@ -60,11 +71,11 @@ from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
 KINDS = ("folder", "jsonl", "files")
-_TABLES = {"folder": "metadata.csv", "jsonl": "data.jsonl", "files": f"{FOLDER}/files.jsonl"}
+_TABLES = {"folder": "metadata.jsonl", "jsonl": "data.jsonl", "files": f"{OWN}.jsonl"}
 _FILE_NAME = "file_name"
+_OTHERS = "torchvision's ImageFolder and Keras"
 _MEDIA = (Image, Audio, Video)
 _THREADS, _AHEAD = 4, 4
-_IS_NUMBER = re.compile("0|-?[1-9][0-9]{0,18}")  # how a label without a name is written
 _RENAMED = {
     "encoded": "with characters or names that not every system takes",
     "cut": "too long",
@@ -81,6 +92,7 @@ class ExportResult:
     samples, files: number of samples and of files.
     bytes: size of all files, without the tables.
     renamed: number of samples whose keys differ from their file names, by reason.
+    notes: how other libraries read the folder differently from shardkit.
     already_complete: whether an earlier run of the same command has made the export.
     """
 
@@ -90,6 +102,7 @@ class ExportResult:
     files: int = 0
     bytes: int = 0
     renamed: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
     already_complete: bool = False
 
     def to_dict(self) -> dict[str, Any]:
@@ -127,7 +140,8 @@ def export(
     storage_options: as in `shardkit.open`.
 
     With "folder", images, audio or video are written to one folder per class, next to
-    `metadata.csv`, whose columns are the other fields. ImageFolder and AudioFolder of Hugging Face
+    `metadata.jsonl`, which has the other fields. ImageFolder of torchvision,
+    `image_dataset_from_directory` of Keras, and ImageFolder and AudioFolder of Hugging Face
     datasets can read the result. With "jsonl", `data.jsonl` has one line per sample. With "files",
     each value is a file `KEY.FIELD`, as in a TAR. Values that a table cannot hold exactly are
     written to separate files, and the table has their paths.
@@ -189,24 +203,26 @@ def _write(
 ) -> None:
     """Write all samples and the descriptions of the export, and count them in `result`."""
     to, renamed, others = result.to, Counter[str](), list[Path]()  # reasons; files of no sample
-    fs.make_folder((folder / _about_name(to)).parent)
+    fs.make_folder(folder)
     if monitor is not None:
         monitor.start("exporting", sum(map(len, sources.values())), "samples")
     top = _about(splits=[*sources])
     for name, source in sources.items():
         about = _Export(source, to, folder / name, result, renamed, others).run(monitor)
         if name:
-            others.append(_write_about(folder / name, to, about))
+            others.append(_write_about(folder / name, about))
         else:
             top = about
     result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
+    result.notes = list(dict.fromkeys(result.notes))
     if None not in made_of.values():
         known = {"to": to, "sources": made_of, "samples": result.samples, "files": result.files}
         size = result.bytes + sum(path.stat().st_size for path in others)
         extent = [result.files + len(others), size]
-        known |= {"bytes": result.bytes, "renamed": result.renamed, "extent": extent}
+        known |= {"bytes": result.bytes, "renamed": result.renamed, "notes": result.notes}
+        known |= {"extent": extent}
         top["made"] = cast("exported.ExportOrigin", known)
-    _write_about(folder, to, top)
+    _write_about(folder, top)
 
 
 def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:
@@ -237,16 +253,16 @@ def _already_made(
     made = None if about is None else about.get("made")
     if made is None or (made["to"], made["sources"]) != (to, made_of):
         return None
-    if made["extent"] != _extent(out, to):  # files are missing, or were added or changed
+    if made["extent"] != _extent(out):  # files are missing, or were added or changed
         return None
-    samples, files, size, renamed = (made["samples"], made["files"], made["bytes"], made["renamed"])
-    return ExportResult(os.fspath(out), to, samples, files, size, renamed, already_complete=True)
+    known: Any = {name: made[name] for name in ("samples", "files", "bytes", "renamed", "notes")}
+    return ExportResult(os.fspath(out), to, **known, already_complete=True)
 
 
-def _extent(folder: Path, to: str) -> list[int]:
+def _extent(folder: Path) -> list[int]:
     """Return the number and the bytes of all files of an export, except its description."""
     paths = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
-    about = os.path.join(folder, _about_name(to))
+    about = os.path.join(folder, ABOUT)
     sizes = [os.lstat(path).st_size for path in paths if path != about]
     return [len(sizes), sum(sizes)]
 
@@ -259,14 +275,10 @@ def _about(**known: Any) -> About:
     return cast("About", {**about, **known})
 
 
-def _write_about(folder: Path, to: str, about: About) -> Path:
-    path, text = folder / _about_name(to), json.dumps({"version": VERSION, **about}, indent=1)
+def _write_about(folder: Path, about: About) -> Path:
+    path, text = folder / ABOUT, json.dumps({"version": VERSION, **about}, indent=1)
     fs.write_file(path, text.encode() + b"\n")
     return path
-
-
-def _about_name(to: str) -> str:
-    return ABOUT_MEDIA if to == "folder" else ABOUT
 
 
 class _Export:
@@ -294,55 +306,59 @@ class _Export:
         }
         label = source.label if to == "folder" else ""
         self._label = label if isinstance(schema.get(label), Int) and label in names else None
-        self._endings = _endings(schema, to, self._main)
+        classes = names.get(self._label or "", ())
+        self._own = dict(zip(schema, _distinct(_flat(name) for name in schema), strict=True))
+        self._apart = {name for name in schema if name != self._main and self._alike_main(name)}
+        bare = {self._main} if classes else {self._main, *self._apart}
+        self._endings = _endings(schema, to, self._own, bare)
         self._suffixes = {e.rpartition(".")[2] for each in self._endings.values() for e in each}
-        self._suffixes |= {"csv", "jsonl"}  # of the tables
-        self._classes = [
-            file_stem(name.replace("/", "%2F") + "/x", self._suffixes)[:-2]
-            for name in names.get(self._label or "", ())
-        ]
+        self._suffixes.add("jsonl")  # of the tables
+        self._classes = _distinct(
+            file_stem(name.replace("/", "%2F") + "/x", self._suffixes)[:-2] for name in classes
+        )
+        self._counts = [0] * (len(classes) + 1)  # of samples by class; the last: of none
         self._columns = {name: self._column(name) for name in schema}
         self._make_folder = lru_cache(4096)(fs.make_folder)
+
+    def _alike_main(self, name: str) -> bool:
+        """Return whether a field has media of the same kind as the main field."""
+        main = type(self._schema.get(self._main or ""))
+        return type(self._schema[name]) in ((Image, Images) if main is Image else (main,))
 
     def _column(self, name: str) -> str:
         """The name of a field's column; for media, the name that Hugging Face's loaders expect."""
         if name == self._main:
             return _FILE_NAME
-        alike = self._main is not None and type(self._schema[name]) is type(
-            self._schema[self._main]
-        )
-        column = f"{name}_{_FILE_NAME}" if alike else name
+        several = isinstance(self._schema[name], Images)
+        column = f"{name}_{_FILE_NAME}{'s' * several}" if name in self._apart else name
         while column in (KEY, TEXTS, _FILE_NAME, *(self._schema if column != name else ())):
             column += "_"
         return column
 
     def run(self, monitor: Steps | None) -> About:
         """Write the samples; returns the description of the folder."""
-        fs.make_folder((self._folder / _about_name(self._to)).parent)
+        fs.make_folder(self._folder)
         for name in self._classes:  # readers number the folders
             self._make_folder(self._folder / name)
         self._alike = self._find_alike() if self._has_files() else {}
-        optional = [False, *(kind.optional for kind in self._ordered().values())]
         self._others.append(self._folder / _TABLES[self._to])
         with fs.BufferedFile(self._others[-1]) as table:
-            if self._to == "folder":
-                head = [KEY, *(self._columns[name] for name in self._ordered())]
-                table.write(csv_row(head, [False] * len(head)))
             written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
             with contextlib.closing(written):  # stops all threads after an error
-                for row, reason, sizes in written:
-                    table.write(self._row(row, optional))
+                for row, reason, sizes, known in written:
+                    table.write(_line(row))
                     self._result.samples += 1
                     self._result.files += len(sizes)
                     self._result.bytes += sum(sizes)
                     self._renamed[reason] += 1
+                    self._counts[-1 if known is None else known] += 1
                     if monitor is not None:
                         monitor.advance(1)
         entry, files = self._source.tokenizer()
         for name, data in files.items():
-            self._make_folder(self._folder / FOLDER)
-            self._others.append(self._folder / FOLDER / name)
+            self._others.append(self._folder / f"{OWN}-{name}")
             fs.write_file(self._others[-1], data)
+        self._result.notes += self._notes()
         return _about(
             table=_TABLES[self._to],
             schema=self._schema.to_json(),
@@ -353,17 +369,29 @@ class _Export:
             tokenizer=entry,
         )
 
-    def _row(self, row: dict[str, Any], optional: Sequence[bool]) -> bytes:
-        """Return the line of the table for a sample."""
-        line = csv_row(row.values(), optional) if self._to == "folder" else json_row(row)
-        if len(line) > exported.MAX_ROW:
-            raise SampleError(
-                "a sample is too long for a row of a table",
-                key=row[KEY],
-                expected=f"at most {exported.MAX_ROW:,} bytes",
-                fix="export it --to files",
+    def _notes(self) -> list[str]:
+        """What is different for others, which number the folders and read all that is in them."""
+        *counts, rest = self._counts
+        order, notes = sorted(self._classes), list[str]()
+        if order != self._classes:
+            number, name = next(
+                (n, name) for n, name in enumerate(self._classes) if name != order[n]
             )
-        return line
+            there = order.index(name)
+            notes.append(
+                f"{_OTHERS} number classes by name: {name} is {there} there, and {number} here"
+            )
+        if empty := [name for name, count in zip(self._classes, counts, strict=True) if not count]:
+            notes.append(
+                f"classes without samples: {len(empty):,}, such as {empty[0]}:"
+                " torchvision's ImageFolder needs allow_empty=True"
+            )
+        if self._classes and rest:
+            notes.append(
+                f"samples without a class: {rest:,}, beside the class folders, where {_OTHERS} do"
+                " not look"
+            )
+        return notes
 
     def _ordered(self) -> dict[str, FieldType]:
         """Return the fields as columns: the main one first."""
@@ -377,10 +405,16 @@ class _Export:
 
     def _stem(self, number: int, key: str, label: Any) -> str:
         stem = file_stem(key, self._suffixes)
-        if type(label) is int and 0 <= label < len(self._classes):
-            own = self._classes[label] + "/"
+        if (known := self._class(label)) is not None:
+            own = self._classes[known] + "/"
             stem = own + stem.removeprefix(own)
+        elif self._classes:  # a folder would be one more class
+            stem = _flat(stem)
         return stem + self._alike.get(number, "")
+
+    def _class(self, label: Any) -> int | None:
+        """Return the number of the class folder for a label, if there is one."""
+        return label if type(label) is int and 0 <= label < len(self._classes) else None
 
     def _stems(self) -> Iterator[tuple[str, str]]:
         """Stems and keys of all samples."""
@@ -396,7 +430,7 @@ class _Export:
         """Suffixes for stems that are not unique if case and Unicode normalization are ignored, by
         the number of the sample."""
         self._alike = {}
-        stems = (_folded(stem) for stem, _ in self._stems())
+        stems = (_folded(_flat(stem)) for stem, _ in self._stems())
         hashes = np.fromiter(stems, np.uint64, len(self._source))
         _, first = np.unique(hashes, return_index=True)
         again = np.ones(len(hashes), np.bool_)
@@ -409,7 +443,7 @@ class _Export:
                 continue
             for more in itertools.count():
                 added = f"~{key_hash(key):016x}" + (f"~{number}~{more}" if more else "")
-                folded = _folded(stem + added)
+                folded = _folded(_flat(stem + added))
                 at = int(ordered.searchsorted(np.uint64(folded)))
                 if folded not in taken and (at == len(ordered) or int(ordered[at]) != folded):
                     break
@@ -427,9 +461,9 @@ class _Export:
 
     # --- samples
 
-    def _write(self, number: int) -> tuple[dict[str, Any], str, list[int]]:
+    def _write(self, number: int) -> tuple[dict[str, Any], str, list[int], int | None]:
         """Write the files of a sample. Returns its row, why the file names differ from its key,
-        and the sizes of the files."""
+        the sizes of the files, and the number of its class."""
         sample = self._source[number]
         key = sample[KEY]
         if self._main is not None and self._main not in sample:
@@ -447,14 +481,17 @@ class _Export:
             if name in sample:
                 value = self._value(stem, name, kind, sample[name], sizes)
             row[self._columns[name]] = value
-        return row, self._why_renamed(number, key) if sizes else "", sizes
+        known = self._class(sample.get(self._label or ""))
+        return row, self._why_renamed(number, key) if sizes else "", sizes, known
 
     def _value(self, stem: str, name: str, kind: FieldType, value: Any, sizes: list[int]) -> Any:
         """Return a value as it appears in the table, after writing its files."""
         if name in self._named and 0 <= value < len(self._named[name]):
             return self._named[name][value]
         if self._to != "files" and (found := inline(kind, value)) is not None:
-            return found
+            # Readers of metadata.jsonl expect one type in a column.
+            typed = {Float: value, Json: str(found)} if self._to == "folder" else {}
+            return str(value) if name in self._named else typed.get(type(kind), found)
         if isinstance(kind, Images):
             return [
                 self._file(stem, name, Image(), each, f"{n}.", sizes)
@@ -474,9 +511,9 @@ class _Export:
             ending = next((e for e in endings if e.rpartition(".")[2] == suffix), endings[-1])
         else:
             ending = endings[0]
-        if number:
-            ending = ending[: ending.rindex(".") + 1] + number + ending.rpartition(".")[2]
-        path = self._folder / f"{stem}.{ending}"
+        head, dot, suffix = ending.rpartition(".")
+        file = f"{self._place(stem, name)}.{head}{dot}{number}{suffix}"
+        path = self._folder / file
         self._make_folder(path.parent)
         if os.path.lexists(path):
             raise OutputError(
@@ -484,7 +521,47 @@ class _Export:
             )
         fs.write_loose(path, data)
         sizes.append(len(data))
-        return f"{stem}.{ending}"
+        return file
+
+    def _place(self, stem: str, name: str) -> str:
+        """Return the stem of a file of a field. Others take any image in a folder for a sample.
+
+        Further images are beside the class folders; without classes, each field has its folder.
+        """
+        if not self._apart:
+            return stem
+        if self._classes:
+            return _flat(stem) if name in self._apart else stem
+        return f"{self._own[name if name in self._apart else self._main or '']}/{stem}"
+
+
+def _line(row: dict[str, Any]) -> bytes:
+    """Return the line of the table for a sample."""
+    line = json_row(row)
+    if len(line) > exported.MAX_ROW:
+        raise SampleError(
+            "a sample is too long for a row of a table",
+            key=row[KEY],
+            expected=f"at most {exported.MAX_ROW:,} bytes",
+            fix="export it --to files",
+        )
+    return line
+
+
+def _flat(stem: str) -> str:
+    """Return a stem without folders."""
+    return file_stem(stem.replace("/", "%2F"))
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Return the names, with numbers added to those that some file systems take for another."""
+    found: dict[int, str] = {}
+    for number, name in enumerate(names):
+        more = ""
+        while _folded(name + more) in found:
+            more += f"~{number}"
+        found[_folded(name + more)] = name + more
+    return list(found.values())
 
 
 def _folded(stem: str) -> int:
@@ -494,7 +571,7 @@ def _folded(stem: str) -> int:
 
 def _tell_apart(names: Sequence[str]) -> bool:
     """Whether class names identify the labels: distinct, not empty, and not other numbers."""
-    numbers = (int(name) for name in names if _IS_NUMBER.fullmatch(name))
+    numbers = (int(name) for name in names if IS_NUMBER.fullmatch(name))
     inside = all(0 <= number < len(names) for number in numbers)
     return inside and len(set(names)) == len(names) and "" not in names
 
@@ -512,10 +589,13 @@ def _main(schema: Schema) -> str:
     return min(found, key=lambda name: (schema[name].optional, name not in usual))
 
 
-def _endings(schema: Schema, to: str, main: str | None) -> dict[str, list[str]]:
-    """The possible extensions of each field's files, without the dot: as in a TAR, or FIELD.SUFFIX.
+def _endings(
+    schema: Schema, to: str, own: Mapping[str, str], bare: Collection[str | None]
+) -> dict[str, list[str]]:
+    """The possible extensions of each field's files, without the dot: as in a TAR, or OWN.SUFFIX.
 
-    Media have several extensions, the last of which is for unknown file formats.
+    Media have several extensions, the last of which is for unknown file formats. Those of `bare`
+    fields have no prefix.
     """
     lists = [name for name, kind in schema.items() if isinstance(kind, Images)]
     found: dict[str, list[str]] = {}
@@ -526,16 +606,12 @@ def _endings(schema: Schema, to: str, main: str | None) -> dict[str, list[str]]:
             pass
         plain = [e.replace(".", "_") for each in found.values() for e in each]
         found = found if all(file_stem(e) == e for e in plain) else {}
-    taken: set[str] = set()
-    for number, (name, kind) in enumerate(schema.items()):
-        own = file_stem(name.replace("/", "%2F"))
-        own += f"~{number}" if own.casefold() in taken else ""
-        taken.add(own.casefold())
+    for name, kind in schema.items():
         if name not in found:
-            prefix = "" if name == main else own + "."
+            prefix = "" if name in bare else own[name] + "."
             found[name] = [prefix + suffix for suffix in _suffixes(kind)]
         elif len(found[name]) > 1:
-            found[name].append(f"{own}.bin")
+            found[name].append(f"{own[name]}.bin")
     return found
 
 

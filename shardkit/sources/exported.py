@@ -1,8 +1,8 @@
 """The output of `shardkit export` as a source: a table with a row for each sample, and files.
 
-`__shardkit__/exported.json`, or `shardkit-export.json` beside media, holds the schema and describes
-the columns of the table. A cell holds a value, or the path of a file with the value. Rows are read
-by their offsets.
+`.shardkit.json` holds the schema and describes the columns of the table. A cell holds a value, or
+the path of a file with the value. Rows are read by their offsets. Earlier versions wrote files of
+other names, and CSV, which are read too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
@@ -38,16 +38,17 @@ from shardkit.sources.files import Planned, changed, check_unchanged, read_with_
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
-ABOUT = f"{FOLDER}/exported.json"
-# The same of an exported folder of media, where others would take any folder for a class.
-ABOUT_MEDIA = "shardkit-export.json"
+# Prefix of the names of our own files, which no key has: others take any folder for a class.
+OWN = ".shardkit"
+ABOUT = f"{OWN}.json"
+_FORMERLY = ("shardkit-export.json", f"{FOLDER}/exported.json")
+IS_NUMBER = re.compile("0|-?[1-9][0-9]{0,18}")  # how a label without a name is written
 KEY, TEXTS = "__key__", "__json__"  # columns: the key, and the original JSON texts
 VERSION = 1
 _ESCAPE = "json:"  # prefix of a CSV cell whose text is encoded as JSON
 _LONGEST_LIST = 4096  # maximum elements of a multidimensional array in a table
 MAX_ROW = (1 << 31) - (1 << 16)  # bytes
 _WRONG = (TypeError, ValueError, OverflowError, RecursionError)  # raised for invalid values
-_SPECIAL = re.compile(r'[",\r\n]|^\s|\s$')
 
 
 class ExportOrigin(TypedDict):
@@ -59,6 +60,7 @@ class ExportOrigin(TypedDict):
     files: Count
     bytes: Count  # of these files
     renamed: dict[str, Count]
+    notes: list[str]
     extent: list[Count]  # the number of all files but this one, and their bytes
 
 
@@ -74,15 +76,15 @@ class _TableInfo(TypedDict):
 
 
 class About(_TableInfo, total=False):
-    """The content of exported.json, without its version."""
+    """The content of `.shardkit.json`, without its version."""
 
-    made: ExportOrigin  # at the top of an export, except by earlier versions
+    made: ExportOrigin  # at the top of an export
 
 
 def about_path(folder: Path) -> Path:
     """Return the path of the description of an export."""
-    media = folder / ABOUT_MEDIA
-    return media if media.is_file() else folder / ABOUT
+    paths = [folder / name for name in (ABOUT, *_FORMERLY)]
+    return next((path for path in paths if path.is_file()), paths[0])
 
 
 def read_about(folder: Path) -> About | None:
@@ -93,6 +95,8 @@ def read_about(folder: Path) -> About | None:
     data = fs.read(path, MAX_BYTES)
     found = of_version(VERSION, "version", data, "the description of an export", path=path)
     del found["version"]
+    if path.name != ABOUT:
+        found.pop("made", None)  # the same command writes another layout now
     try:
         return checked(About, found)
     except ValueError as error:
@@ -119,7 +123,8 @@ def _open(folder: Path, about: About) -> dict[str, Source]:
             raise SourceError("a split of the export is missing", path=folder / name)
         found[name] = Exported(folder / name, inner)
     with os_errors.explained("list", folder):
-        beside = {*os.listdir(folder)} - {FOLDER, ABOUT_MEDIA, *found}
+        beside = {n for n in os.listdir(folder) if not n.startswith(OWN)}
+        beside -= {FOLDER, *_FORMERLY, *found}
     if beside:
         next(iter(found.values())).ignored["file or folder beside those of splits"] = len(beside)
     return cast("dict[str, Source]", found)
@@ -133,6 +138,7 @@ class Exported(Source):
         self._folder, self._about = os.fspath(folder), about
         self._path = folder / checked_name(about["table"], about_path(folder), "table")
         self._is_csv = self._path.suffix == ".csv"
+        self._json_is_text = self._path.stem == "metadata"
         try:
             with under("schema"):
                 self.schema = Schema.from_json(about["schema"])
@@ -182,11 +188,15 @@ class Exported(Source):
         self._digest = digest.hexdigest()
         if others:
             self.ignored["value in a column that is not a field of the export"] = others
-        there = sum(len(f) for at, _, f in os.walk(self._folder) if not at.endswith(FOLDER))
-        there -= FOLDER not in self._about["table"]
-        there -= os.path.isfile(f"{self._folder}/{ABOUT_MEDIA}")
-        if (unnamed := there - len(np.unique(named.array()))) > 0:
+        if (unnamed := self._count_files() - len(np.unique(named.array()))) > 0:
             self.ignored[f"file that {self._about['table']} does not name"] = unnamed
+
+    def _count_files(self) -> int:
+        """Return the number of files, without those that describe the export."""
+        own = {os.fspath(self._path), os.fspath(about_path(Path(self._folder)))}
+        walked = (each for each in os.walk(self._folder) if not each[0].endswith(FOLDER))
+        files = ((at, name) for at, _, names in walked for name in names)
+        return sum(n[: len(OWN)] != OWN and os.path.join(at, n) not in own for at, n in files)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -304,13 +314,19 @@ class Exported(Source):
             assert isinstance(value, str)
             named = numbers.get(value)
             value = _of_cell(kind, value) if named is None else named
+        elif isinstance(kind, Json) and self._json_is_text:
+            value = JsonText.checked(checked(str, value))
         elif isinstance(kind, Json):
             texts = row.get(TEXTS)
             text = texts.get(column) if isinstance(texts, dict) else None
             same = isinstance(text, str) and json.loads(text) == value
             value = JsonText(text) if same else JsonText.of(value)
         elif isinstance(value, str):
-            value = float(value) if isinstance(kind, Float) else numbers.get(value, value)
+            if isinstance(kind, Float):
+                value = float(value)
+            elif numbers:
+                number = int(value) if IS_NUMBER.fullmatch(value) else value
+                value = numbers.get(value, number)
         if isinstance(kind, Array) and kind.shape is not None:
             shape = [-1 if n is None else n for n in kind.shape]
             value = np.array(value, kind.dtype).reshape(shape)
@@ -340,7 +356,9 @@ class Exported(Source):
         if not entry:
             return {}, {}
         name = checked_name(entry.get("file"), self._path, "tokenizer", flat=True)
-        return entry, {name: fs.read(Path(self._folder, FOLDER, name))}
+        beside = os.path.join(self._folder, f"{OWN}-{name}")
+        former = os.path.join(self._folder, FOLDER, name)
+        return entry, {name: fs.read(Path(former if os.path.isfile(former) else beside))}
 
     def name(self, index: int) -> str:
         return f"{self._path.name}: byte {self._rows[index][0]}"
@@ -408,25 +426,6 @@ def _is_list(kind: Array, value: npt.NDArray[Any]) -> bool:
         return False
     short = value.ndim == 1 or value.size <= _LONGEST_LIST
     return short and (value.dtype.kind != "f" or bool(np.isfinite(value).all()))
-
-
-def csv_row(values: Iterable[Any], optional: Sequence[bool]) -> bytes:
-    """Format a CSV row of values from `inline`; None is an empty cell."""
-    cells = [_cell(v, o) for v, o in zip(values, optional, strict=True)]
-    doubled = (cell.replace('"', '""') for cell in cells)
-    quoted = (f'"{cell}"' if _SPECIAL.search(cell) else cell for cell in doubled)
-    return (",".join(quoted) + "\n").encode()
-
-
-def _cell(value: Any, optional: bool) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        return json.dumps(value, separators=(",", ":"))
-    if isinstance(value, JsonText):
-        return value
-    odd = value.startswith(_ESCAPE) or "\0" in value or (optional and not value)
-    return _ESCAPE + json.dumps(value, ensure_ascii=False) if odd else value
 
 
 def _of_cell(kind: FieldType, cell: str) -> Any:

@@ -6,6 +6,7 @@ import gc
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -220,7 +221,7 @@ def test_no_key_leaves_the_folder_or_replaces_a_file(tmp_path, kind):
     assert all(is_safe(name) and name.isprintable() for name in names)
     files = [name for name in names if (tmp_path / "out" / name).is_file()]
     assert len({name.casefold() for name in files}) == len(files)
-    assert len([f for f in files if "__shardkit__" not in f]) >= 2 * len(HOSTILE)
+    assert len([f for f in files if not f.startswith(".shardkit")]) >= 2 * len(HOSTILE)
     assert sum(result.renamed.values()) >= 35
     reasons = {reason.split()[0] for reason in result.renamed}
     assert reasons == {"with", "too"} | ({"of"} if kind != "folder" else set())
@@ -257,7 +258,7 @@ def test_keys_made_to_meet_and_keys_that_come_twice_are_kept_apart(tmp_path):
     samples = [{"__key__": k, "text": k, "blob": k.encode()} for k in keys]
     exported = there_and_back(tmp_path, "files", samples, {"text": Text(), "blob": Bytes()})
     names = {path.name.casefold() for path in exported.iterdir()}
-    assert len(names) == 2 * len(keys) + 1
+    assert len(names) == 2 * len(keys) + 2
     twice = [{"__key__": "a", "blob": bytes([n])} for n in range(3)]
     dataset = shardkit.Dataset.from_sequence(twice, shardkit.Schema({"blob": Bytes()}))
     shardkit.export(dataset, "files", tmp_path / "out")
@@ -283,6 +284,83 @@ def dataset(tmp_path):
     return write(tmp_path / "dataset", SAMPLES, schema, classes=["dog", "cat"])
 
 
+def formerly(folder):
+    """The same export in the layout of earlier versions, for media with a table in CSV."""
+    own, table = folder / "__shardkit__", folder / "metadata.jsonl"
+    about = json.loads((folder / ".shardkit.json").read_text("utf-8"))
+    own.mkdir()
+    for path in folder.glob(".shardkit*"):
+        name = {".json": "exported.json", ".jsonl": "files.jsonl"}.get(path.name[9:])
+        path.rename(own / (name or path.name[10:]))
+    if about["files"]:
+        about["table"] = "__shardkit__/files.jsonl"
+    (own / "exported.json").write_text(json.dumps(about), "utf-8")
+    if table.exists():
+        (own / "exported.json").rename(folder / "shardkit-export.json")
+        own.rmdir()
+        about["table"] = "metadata.csv"
+        (folder / "shardkit-export.json").write_text(json.dumps(about), "utf-8")
+        rows = [json.loads(line) for line in table.read_text("utf-8").splitlines()]
+        names = ["__key__", *dict.fromkeys(about["columns"].values())]
+        names.insert(1, names.pop(names.index("file_name")))
+        with open(folder / "metadata.csv", "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, names, lineterminator="\n")
+            writer.writeheader()
+            for row in rows:
+                texts = (n for n, v in row.items() if not isinstance(v, str))
+                writer.writerow(row | {n: json.dumps(row[n]) for n in texts})
+        table.unlink()
+    return folder
+
+
+# What earlier versions wrote for these samples.
+OLD = """\
+__key__,file_name,label,text,x,boxes,about,mask_file_name
+dog/0,dog/0.jpg,dog,"json:\"\"\"\"",nan,"[[1.0,1.0,1.0,1.0]]",,
+1,cat/1.jpg,cat,"json:""json:7, \\""a\\""\\n\"\"",-0.5,[],"[1.5,null]",
+dog/2,dog/2.jpg,,,-inf,dog/2.boxes.npy,,dog/2.mask.png
+"""
+
+
+def test_a_table_of_earlier_versions_is_read(tmp_path, out):
+    schema = {"image": IMAGE, "label": Int(optional=True), "text": Text(optional=True)}
+    schema |= {"x": shardkit.Float(), "boxes": Array("<f4", (None, 4))}
+    schema |= {"about": Json(optional=True), "mask": Image(optional=True)}
+    infinite = np.full((1, 4), np.inf, "<f4")
+    samples = [
+        {"__key__": "dog/0", "label": 1, "text": "", "x": math.nan, "boxes": infinite**0},
+        {"__key__": "1", "label": 0, "text": 'json:7, "a"\n', "x": -0.5, "boxes": infinite[:0]},
+        {"__key__": "dog/2", "x": -math.inf, "boxes": infinite, "mask": make_image(3, "PNG")},
+    ]
+    samples[1]["about"] = [1.5, None]
+    samples = [
+        {"__key__": s["__key__"], "image": make_image(n), **s} for n, s in enumerate(samples)
+    ]
+    shardkit.export(write(tmp_path / "a", samples, schema, classes=["cat", "dog"]), "folder", out)
+    for path in [*out.glob("dog%2F2.*")]:
+        path.rename(out / path.name.replace("%2F", "/"))
+    formerly(out)
+    (out / "metadata.csv").write_text(OLD, "utf-8")
+    assert again_of(out)[1].ignored == {}
+    assert_again(tmp_path, out, samples)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exports_of_earlier_versions_are_read(tmp_path, kind):
+    schema = {"image": IMAGE, "tokens": Array("<u2", (None,)), "blob": Bytes()}
+    tokens = [np.arange(n, dtype="<u2") for n in range(3)]
+    samples = [
+        {"__key__": f"{n}", "image": make_image(n), "tokens": tokens[n], "blob": b"x"}
+        for n in range(3)
+    ]
+    dataset = write(tmp_path / "a", samples, schema)
+    formerly(there_and_back(tmp_path, kind, samples, schema))
+    assert not [*(tmp_path / kind).glob(".shardkit*")]
+    assert again_of(tmp_path / kind)[1].ignored == {}
+    assert shardkit.diff(dataset, tmp_path / kind).equal
+    raised(OutputError, "the output exists", shardkit.export, dataset, kind, tmp_path / kind)
+
+
 @pytest.fixture
 def exported(dataset, out):
     """Its folder, of images in classes and a table."""
@@ -299,11 +377,10 @@ def again_of(exported):
 
 def test_a_folder_has_its_classes_and_a_table(tmp_path, exported):
     assert (exported / "cat/2.jpg").read_bytes() == SAMPLES[5]["image"]
-    assert (exported / "dog/1.mask.png").read_bytes() == SAMPLES[1]["mask"]
-    with open(exported / "metadata.csv", newline="", encoding="utf-8") as file:
-        names, _, row, *_ = csv.reader(file)
-    assert names == ["__key__", "file_name", "label", "score", "mask_file_name"]
-    assert row == ["dog/1", "dog/1.jpg", "dog", "0.5", "dog/1.mask.png"]
+    assert (exported / "dog%2F1.mask.png").read_bytes() == SAMPLES[1]["mask"]
+    row = {"__key__": "dog/1", "file_name": "dog/1.jpg", "label": "dog", "score": 0.5}
+    row["mask_file_name"] = "dog%2F1.mask.png"
+    assert json.loads((exported / "metadata.jsonl").read_text("utf-8").splitlines()[1]) == row
     assert_again(tmp_path, exported, SAMPLES)
     assert shardkit.open(tmp_path / "again-out").classes == ("dog", "cat")
 
@@ -325,8 +402,8 @@ def test_labels_put_images_into_folders(tmp_path):
         assert {p.relative_to(out).as_posix() for p in out.rglob("*.jpg")} == names
         assert_again(tmp_path, out, samples)
         assert shardkit.open(tmp_path / f"again-{out.name}").classes == tuple(classes)
-    with open(out / "metadata.csv", newline="", encoding="utf-8") as file:
-        assert [row["label"] for row in csv.DictReader(file)] == ["0", "1", "-1"]
+    rows = (out / "metadata.jsonl").read_text("utf-8").splitlines()
+    assert [json.loads(row)["label"] for row in rows] == [0, 1, -1]
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -344,8 +421,9 @@ def test_hugging_face_reads_the_folder(tmp_path, exported):
 
 
 def test_our_own_folder_source_reads_it_without_what_we_know(tmp_path, exported):
-    (exported / "shardkit-export.json").unlink()
-    options = {"label_column": "label", "drop": ["__key__"]}
+    (exported / ".shardkit.json").unlink()
+    (exported / "dog%2F1.mask.png").unlink()
+    options = {"label_column": "label", "drop": ["__key__", "mask_file_name"]}
     shardkit.convert(exported, "wds", tmp_path / "again", **options)
     with shardkit.open(tmp_path / "again") as again:
         assert again.classes == ("cat", "dog")
@@ -372,9 +450,13 @@ def test_tokens_keep_their_tokenizer(gpt2, tmp_path, out):
     text = shardkit.TextOptions(tokenizer=gpt2)
     shardkit.convert(tmp_path / "a.txt", "wds", tmp_path / "a", text=text, workers=0)
     shardkit.export(tmp_path / "a", "jsonl", out)
-    with shardkit.open(tmp_path / "a") as a, again_of(out)[0] as b:
-        assert a.tokenizer() == b.tokenizer()
-        assert a.tokenizer()[0]
+    for former in (False, True):
+        shutil.rmtree(tmp_path / "again", ignore_errors=True)
+        with shardkit.open(tmp_path / "a") as a, again_of(out)[0] as b:
+            assert a.tokenizer() == b.tokenizer()
+            assert a.tokenizer()[0]
+        if not former:
+            formerly(out)
 
 
 def test_splits_have_folders_of_their_own(tmp_path, out):
@@ -383,7 +465,7 @@ def test_splits_have_folders_of_their_own(tmp_path, out):
             put(tmp_path / f"in/{split}/{n}.jpg", make_image(n))
     shardkit.convert(tmp_path / "in", "wds", tmp_path / "a", workers=0)
     shardkit.export(tmp_path / "a", "folder", out)
-    assert (out / "val/metadata.csv").is_file()
+    assert (out / "val/metadata.jsonl").is_file()
     assert shardkit.diff(tmp_path / "a", out).equal
     shardkit.convert(out, "wds", tmp_path / "b", workers=0)
     assert {p.name for p in (tmp_path / "b").iterdir()} == {"__shardkit__", "train", "val"}
@@ -393,28 +475,37 @@ def test_splits_have_folders_of_their_own(tmp_path, out):
 
 
 def edited(folder, old, new):
-    table = folder / "metadata.csv"
+    (table,) = folder.glob("metadata.*")
+    assert old in table.read_text("utf-8")
     table.write_text(table.read_text("utf-8").replace(old, new, 1), "utf-8")
 
 
-def test_an_export_may_be_edited(exported):
-    edited(exported, "dog/0,dog/0.jpg,dog,0.0", "new,dog/0.jpg,cat,7")
+@pytest.mark.parametrize("old", [False, True])
+def test_an_export_may_be_edited(exported, old):
+    table = (formerly(exported) if old else exported) / f"metadata.{'csv' if old else 'jsonl'}"
+    edited(exported, "dog/0", "new")
+    for before, after in (('label":"dog', 'label":"cat'), ('e":0.0', 'e":7')) if not old else ():
+        edited(exported, before, after)
+    if old:
+        edited(exported, "dog,0.0", "cat,7")
     shutil.copy(exported / "cat/0.jpg", exported / "cat/more.jpg")
-    lines = (exported / "metadata.csv").read_text("utf-8").splitlines(keepends=True)
-    again = lines[1].replace("new,", "twice,")  # two rows name one file
-    (exported / "metadata.csv").write_text("".join([*lines[:-1], again]), "utf-8")
+    lines = table.read_text("utf-8").splitlines(keepends=True)
+    again = lines[int(old)].replace("new", "twice")  # two rows name one file
+    table.write_text("".join([*lines[:-1], again]), "utf-8")
     found, result = again_of(exported)
     assert result.samples == 6
-    assert result.ignored == {"file that metadata.csv does not name": 2}
+    assert result.ignored == {f"file that {table.name} does not name": 2}
     assert (found[0]["__key__"], found[0]["label"], found[0]["score"]) == ("new", 1, 7.0)
 
 
-@pytest.mark.parametrize("kind", ["folder", "jsonl"])
-def test_columns_that_are_added_are_counted(dataset, out, kind):
-    shardkit.export(dataset, kind, out)
-    table = out / {"folder": "metadata.csv", "jsonl": "data.jsonl"}[kind]
+@pytest.mark.parametrize("name", ["metadata.csv", "metadata.jsonl", "data.jsonl"])
+def test_columns_that_are_added_are_counted(dataset, out, name):
+    shardkit.export(dataset, "jsonl" if name == "data.jsonl" else "folder", out)
+    table = out / name
+    if not table.exists():
+        formerly(out)
     head, *rows = table.read_text("utf-8").splitlines()
-    if kind == "folder":
+    if name == "metadata.csv":
         table.write_text("\n".join([f"{head},more", *(f"{row},x" for row in rows)]), "utf-8")
     else:
         table.write_text("\n".join(r[:-1] + ',"more":1}' for r in (head, *rows)), "utf-8")
@@ -438,11 +529,34 @@ def test_columns_that_are_added_are_counted(dataset, out, kind):
     ],
 )
 def test_what_does_not_fit_is_an_error_with_its_place(exported, old, new, error, words):
-    edited(exported, old, new)
+    edited(formerly(exported), old, new)
     with pytest.raises(error) as found:
         again_of(exported)
     assert words in str(found.value)
     assert str(exported) in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "error", "words"),
+    [
+        ('"dog/0.jpg"', '"../dataset/data.mdb"', SampleError, "without '..'"),
+        ('"dog/0.jpg"', "7", SampleError, "7"),
+        ('"label":"dog"', '"label":"wolf"', SampleError, "found: 'wolf'"),
+        ('"score":0.0', '"score":"many"', SampleError, "'many'"),
+        (',"score":0.0', "", SampleError, "found: no value"),
+        ('"about":"[', '"about":"{', SampleError, "about"),
+        ('"about":"[1]"', '"about":[1]', SampleError, "about"),
+        ('"score":0.0', '"score":', SourceError, "a row of the table is damaged"),
+    ],
+)
+def test_what_does_not_fit_in_json_is_too(tmp_path, out, old, new, error, words):
+    schema = {"image": IMAGE, "label": Int(), "score": shardkit.Float(), "about": Json()}
+    samples = [{**{n: v for n, v in SAMPLES[0].items() if n in schema}, "about": [1]}]
+    samples[0]["__key__"] = "dog/0"
+    shardkit.export(write(tmp_path / "a", samples, schema, classes=["dog"]), "folder", out)
+    edited(out, old, new)
+    with pytest.raises(error, match=re.escape(words)):
+        again_of(out)
 
 
 def test_damaged_tables_give_errors_of_ours(tmp_path, large):
@@ -459,8 +573,14 @@ def test_damaged_tables_give_errors_of_ours(tmp_path, large):
     more = {"image": make_image(1), "x": 0.5, "n": 3, "about": {"a": [1.50]}, "blob": b"x"}
     dataset = write(tmp_path / "a", [{**sample, **more} for sample in samples], schema)
     generator, failed, read = np.random.default_rng(7), 0, 0
-    for kind, name in (("folder", "metadata.csv"), ("jsonl", "data.jsonl")):
-        shardkit.export(dataset, kind, tmp_path / kind)
+    for kind, name in (
+        *(("folder", "metadata.jsonl"), ("jsonl", "data.jsonl")),
+        *(("folder", "metadata.csv"),),
+    ):
+        if not (tmp_path / kind).exists():
+            shardkit.export(dataset, kind, tmp_path / kind)
+        if not (tmp_path / kind / name).exists():
+            formerly(tmp_path / kind)
         for path in (tmp_path / kind / name, exported_source.about_path(tmp_path / kind)):
             whole = path.read_bytes()
             for _ in range(300 if large else 40):
@@ -486,11 +606,11 @@ def test_damaged_tables_give_errors_of_ours(tmp_path, large):
 
 def test_rows_have_a_longest(tmp_path, exported, monkeypatch):
     """X4: a quote that is missing does not make a row of all that follows."""
-    monkeypatch.setattr(exported_source, "MAX_ROW", 100)
+    monkeypatch.setattr(exported_source, "MAX_ROW", 120)
     assert len(open_sources(exported)[""]) == 6
-    edited(exported, "dog/0.jpg", '"dog/0.jpg')
+    edited(formerly(exported), "dog/0.jpg", '"dog/0.jpg')
     raised(SourceError, "a closing quote is missing", open_sources, exported)
-    long = write(tmp_path / "l", [{"__key__": "a", "text": "x" * 101}], {"text": Text()})
+    long = write(tmp_path / "l", [{"__key__": "a", "text": "x" * 121}], {"text": Text()})
     with pytest.raises(SampleError, match="too long for a row") as refused:
         shardkit.export(long, "jsonl", tmp_path / "lines")
     assert "--to files" in str(refused.value)
@@ -507,17 +627,17 @@ def test_long_cells_are_read_by_other_processes(tmp_path, out):
 
 def test_a_file_that_changes_meanwhile_is_noticed(exported):
     source = open_sources(exported)[""]
-    os.utime(exported / "dog/1.mask.png", (1, 1))
+    os.utime(exported / "dog%2F1.mask.png", (1, 1))
     assert source[0]
     with pytest.raises(SampleError, match="changed while"):
         source[1]
-    os.utime(exported / "metadata.csv", (1, 1))
+    os.utime(exported / "metadata.jsonl", (1, 1))
     with pytest.raises(SampleError, match="changed while"):
         source[0]
 
 
 def test_a_damaged_description_is_an_error(tmp_path, exported):
-    path = exported / "shardkit-export.json"
+    path = exported / ".shardkit.json"
     about = json.loads(path.read_text("utf-8"))
     for name, value in (
         *(("table", "../x.csv"), ("table", 7), ("schema", {"a": {"type": "No"}}), ("version", 2)),
@@ -691,7 +811,7 @@ def test_folders_number_the_classes_for_others(tmp_path):
     dataset = write(tmp_path / "a", samples, {"image": Image(), "label": Int()}, classes=names)
     shardkit.export(dataset, "folder", tmp_path / "out")
     out = sorted(path.name for path in (tmp_path / "out").iterdir())
-    assert out == ["ant", "bee", "cat", "metadata.csv", "shardkit-export.json"]
+    assert out == [".shardkit.json", "ant", "bee", "cat", "metadata.jsonl"]
     assert_again(tmp_path, tmp_path / "out", samples)
 
 
