@@ -261,7 +261,7 @@ def test_tokens_are_decoded_and_those_of_no_vocabulary_are_numbers(tmp_path):
     without = check(html_report(tmp_path / "in")).text
     assert "the cat" not in without
     assert "uint16" in without
-    about, table = tmp_path / "plain/__shardkit__/exported.json", tmp_path / "plain/data.jsonl"
+    about, table = tmp_path / "plain/.shardkit.json", tmp_path / "plain/data.jsonl"
     about.write_text(about.read_text().replace("<u2", "<i8"))
     table.write_text(table.read_text().replace('"tokens":[', '"tokens":[-5,', 1))
     shardkit.convert(tmp_path / "plain", "arrow", tmp_path / "out", workers=0)
