@@ -174,7 +174,7 @@ def probe(data: bytes) -> ImageInfo:
         elif format == "webp":
             width, height = _webp_size(data)
         elif format == "tiff":
-            _, width, height, *_ = pages(data)[0]
+            _, width, height, *_ = pages(data, 1)[0]
         elif format is not None:
             with opened(data) as image:
                 width, height = image.size

@@ -40,8 +40,8 @@ class Page(NamedTuple):
         return self.width, self.height, self.dtype, self.channels
 
 
-def pages(data: bytes) -> list[Page]:
-    """Return the pages, without the smaller versions of others; at most MAX_PAGES.
+def pages(data: bytes, most: int = MAX_PAGES) -> list[Page]:
+    """Return the first pages, without the smaller versions of others.
 
     Raises struct.error if the first one is truncated or missing.
     """
@@ -52,6 +52,8 @@ def pages(data: bytes) -> list[Page]:
             if not {_WIDTH, _HEIGHT} <= tags.keys() or not tags.keys() & set(_OFFSETS):
                 break
             found.append(_page(number, tags))
+        if len(found) == most:
+            break
     if not found:
         raise struct.error
     return found

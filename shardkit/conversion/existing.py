@@ -243,17 +243,8 @@ def _difference(out: Path, recipe: dict[str, Any]) -> str:
 
 # Options on which it depends what is read of a source.
 _READING = {
-    *(
-        "text",
-        "fields",
-        "drop",
-        "split",
-        "split_column",
-        "documents",
-        "label_column",
-        "label_separator",
-        "classes",
-    ),
+    *("text", "fields", "drop", "split", "split_column", "documents"),
+    *("label_column", "label_separator", "classes"),
     *("metadata", "file_column", "file_suffix", "annotations_frame"),
 }
 

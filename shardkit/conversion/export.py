@@ -490,8 +490,9 @@ class _Export:
             return self._named[name][value]
         if self._to != "files" and (found := inline(kind, value)) is not None:
             # Readers of metadata.jsonl expect one type in a column.
-            typed = {Float: value, Json: str(found)} if self._to == "folder" else {}
-            return str(value) if name in self._named else typed.get(type(kind), found)
+            if name in self._named or (self._to == "folder" and isinstance(kind, Json)):
+                return str(found)
+            return value if self._to == "folder" and isinstance(kind, Float) else found
         if isinstance(kind, Images):
             return [
                 self._file(stem, name, Image(), each, f"{n}.", sizes)

@@ -183,9 +183,7 @@ def _voc(top: _Folder, together: bool) -> Layout:
     described = {name.rpartition(".")[0] for name in top.below(_VOC[1]).files}
     for split in in_order(sorted(named)):
         path = top.path / "ImageSets/Main" / named[split]
-        with os_errors.explained("read", path):
-            text = fs.read(path, _MAX_LIST).decode("utf-8", "replace")
-        names = {line.split()[0] for line in text.splitlines() if line.strip()}
+        names = {line.split()[0] for line in _lines(path)}
         if names and names.isdisjoint(described):
             layout.notes.append(f"{path.name} is not read: its images have no annotations")
         else:
@@ -195,6 +193,13 @@ def _voc(top: _Folder, together: bool) -> Layout:
     if others := len(lists) - len(named):
         layout.ignored["other lists in ImageSets/Main"] = others
     return layout
+
+
+def _lines(path: Path, encoding: str = "utf-8") -> list[str]:
+    """The lines of a list of images or classes, without blank ones."""
+    with os_errors.explained("read", path):
+        text = fs.read(path, _MAX_LIST).decode(encoding, "replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _beside(top: _Folder, used: Sequence[str]) -> Counter[str]:
@@ -249,9 +254,7 @@ def _add_yolo(layout: Layout, top: _Folder, split: str, given: str, config: Conf
         return
     names = None
     if path.endswith(".txt"):
-        with os_errors.explained("read", top.path / path):
-            text = fs.read(top.path / path, _MAX_LIST).decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = _lines(top.path / path)
         names = {line.rpartition("images/")[2].rpartition(".")[0] for line in lines}
         path = "images"
     folder, labels = top.path / path, labels_of(path)
@@ -298,9 +301,7 @@ def _class_names(top: _Folder) -> tuple[str, ...]:
     """The class names that are listed in a file, one per line; none without such a file."""
     for path in (top.path / name for name in _NAMES):
         if path.is_file():
-            with os_errors.explained("read", path):
-                text = fs.read(path, _MAX_LIST).decode("utf-8-sig", "replace")
-            return tuple(line.strip() for line in text.splitlines() if line.strip())
+            return tuple(_lines(path, "utf-8-sig"))
     return ()
 
 

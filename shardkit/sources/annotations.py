@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,11 @@ from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError
 from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.helpers import os_errors
+from shardkit.helpers.prefetch import in_threads
 from shardkit.schema import Array, FieldType, Int, Schema
 from shardkit.storage import fs
+from shardkit.storage.remote.path import RemotePath
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -31,6 +34,8 @@ Flags = npt.NDArray[np.bool_]
 BOXES, CATEGORIES = "boxes", "categories"
 _ROUNDED = 1e-5  # how far rounding may move the edge of a box out of its image, as a share of it
 _PROBES = 64  # images that are read to find out on which pixels the boxes of a file are
+_REQUESTS = 64  # concurrent, to an object store
+_Parsed = TypeVar("_Parsed")
 
 
 class Annotations:
@@ -155,6 +160,44 @@ class Read:
     problems: list[ShardkitError] = field(default_factory=list)  # errors without an image file
     frame: str | None = None  # see `Annotations`
     relative: bool = False
+
+
+def read_files(
+    paths: Sequence[Path], parse: Callable[[bytes], _Parsed], most: int, what: str, expected: str
+) -> Iterator[_Parsed | SampleError]:
+    """Yield what `parse` makes of the annotation file of each image, or the error of that image.
+
+    A file has at most `most` bytes. `parse` raises ValueError, or SyntaxError as XML parsers do,
+    for damaged `what`, such as "labels".
+    """
+
+    def read(path: Path) -> _Parsed | SampleError:
+        try:
+            data = fs.read(path, most)
+            if len(data) > most:
+                raise ValueError(f"the file has more than {most:,} bytes")
+            return parse(data)
+        except (ValueError, SyntaxError) as error:
+            return SampleError(
+                f"the {what} of an image are damaged: {error}",
+                path=path,
+                expected=expected,
+                fix="repair the file, or exclude the image with --on-error skip",
+            )
+        except FileNotFoundError:
+            return SampleError(
+                f"an image has no {what}",
+                path=path,
+                expected="a file with the name of the image",
+                fix="restore it, or exclude the image with --on-error skip",
+            )
+        except ShardkitError as error:
+            if os_errors.shortage(error):  # not the fault of one image
+                raise
+            return SampleError(error.what, path=path, found=error.found, fix=error.fix)
+
+    remote = any(isinstance(path, RemotePath) for path in paths[:1])
+    return in_threads(read, paths, _REQUESTS, 4) if remote else map(read, paths)
 
 
 def frame_of(read: Read, files: Mapping[int, str], root: Path) -> str | None:

@@ -196,7 +196,7 @@ class Exported(Source):
         own = {os.fspath(self._path), os.fspath(about_path(Path(self._folder)))}
         walked = (each for each in os.walk(self._folder) if not each[0].endswith(FOLDER))
         files = ((at, name) for at, _, names in walked for name in names)
-        return sum(n[: len(OWN)] != OWN and os.path.join(at, n) not in own for at, n in files)
+        return sum(not n.startswith(OWN) and os.path.join(at, n) not in own for at, n in files)
 
     def __len__(self) -> int:
         return len(self._rows)

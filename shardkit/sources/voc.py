@@ -15,15 +15,10 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from shardkit.errors import SampleError, ShardkitError
-from shardkit.helpers import os_errors
-from shardkit.helpers.prefetch import in_threads
-from shardkit.sources.annotations import Read
-from shardkit.storage import fs
-from shardkit.storage.remote.path import RemotePath
+from shardkit.errors import SampleError
+from shardkit.sources.annotations import Read, read_files
 
 _MAX_BYTES = 1 << 20  # maximum size of one file
-_REQUESTS = 64  # concurrent, to an object store
 FLAGS = ("difficult", "truncated")
 _KNOWN = {"folder", "filename", "path", "size", "object"}  # elements of an image
 _KNOWN_OF_OBJECT = {"name", "bndbox", *FLAGS}
@@ -50,9 +45,8 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
     paths = [folder / f"{name.rpartition('.')[0]}.xml" for name in images]
     found: list[_Image] = []
     bad, ignored = {}, Counter[str]()
-    remote = any(isinstance(path, RemotePath) for path in paths[:1])
-    parsed = in_threads(_parsed, paths, _REQUESTS, 4) if remote else map(_parsed, paths)
-    for number, image in enumerate(parsed):
+    expected = "XML in the format of Pascal VOC"
+    for number, image in enumerate(read_files(paths, _image, _MAX_BYTES, "annotations", expected)):
         if isinstance(image, SampleError):
             bad[number] = image
             found.append(_Image((0, 0), [], Counter()))
@@ -79,34 +73,9 @@ def read_voc(folder: Path, images: Sequence[str]) -> Read:
     )
 
 
-def _parsed(path: Path) -> _Image | SampleError:
-    try:
-        return _image(fs.read(path, _MAX_BYTES))
-    except (ValueError, ElementTree.ParseError) as error:
-        return SampleError(
-            f"the annotations of an image are damaged: {error}",
-            path=path,
-            expected="XML in the format of Pascal VOC",
-            fix="repair the file, or exclude the image with --on-error skip",
-        )
-    except FileNotFoundError:
-        return SampleError(
-            "an image has no annotations",
-            path=path,
-            expected="a file with the name of the image",
-            fix="restore it, or exclude the image with --on-error skip",
-        )
-    except ShardkitError as error:
-        if os_errors.shortage(error):  # not the fault of one image
-            raise
-        return SampleError(error.what, path=path, found=error.found, fix=error.fix)
-
-
 def _image(data: bytes) -> _Image:
     """Parse one file. Raises ValueError and ParseError; also for entity definitions, which could
     expand without bound, and for encodings in which these could hide."""
-    if len(data) > _MAX_BYTES:
-        raise ValueError(f"the file has more than {_MAX_BYTES:,} bytes")
     if b"<!DOCTYPE" in data or b"<!ENTITY" in data:
         raise ValueError("it has a DOCTYPE, which is refused because it could define entities")
     if b"\0" in data:

@@ -14,20 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardkit.errors import SampleError, ShardkitError, SourceError
+from shardkit.errors import SampleError, SourceError
 from shardkit.helpers import os_errors
-from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.yaml import parse_yaml
-from shardkit.sources.annotations import Read
+from shardkit.sources.annotations import Read, read_files
 from shardkit.storage import fs
-from shardkit.storage.remote.path import RemotePath
 from shardkit.storage.walk import Walk, kind_of_file
 
 CONFIGS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _SPLITS = ("train", "val", "test")
 _MAX_BYTES = 1 << 22  # maximum size of one file
 _MAX_CLASSES = 100_000  # maximum number without names
-_REQUESTS = 64  # concurrent, to an object store
 _BEYOND = 0.01  # how far coordinates may be outside of 0 to 1, as in Ultralytics
 
 
@@ -115,8 +112,8 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
     ]
     there, wanted = {*files}, {*labels}
     paths = {n: folder / label for n, label in enumerate(labels) if label in there}
-    remote, label_files = isinstance(folder, RemotePath), [*paths.values()]
-    parsed = in_threads(_parsed, label_files, _REQUESTS, 4) if remote else map(_parsed, label_files)
+    expected = "lines of a class and x, y, width, height as shares of the image's size"
+    parsed = read_files([*paths.values()], _objects, _MAX_BYTES, "labels", expected)
     found, bad, ignored = dict[int, list[_Object]](), dict[int, SampleError](), Counter[str]()
     for number, objects in zip(paths, parsed, strict=True):
         if isinstance(objects, SampleError):
@@ -156,27 +153,10 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
     return read
 
 
-def _parsed(path: Path) -> list[_Object] | SampleError:
-    try:
-        data = fs.read(path, _MAX_BYTES)
-        if len(data) > _MAX_BYTES:
-            raise ValueError(f"the file has more than {_MAX_BYTES:,} bytes")
-        return [
-            _object(n, line)
-            for n, line in enumerate(data.decode("utf-8-sig").splitlines(), 1)
-            if line.strip()
-        ]
-    except ValueError as error:
-        return SampleError(
-            f"the labels of an image are damaged: {error}",
-            path=path,
-            expected="lines of a class and x, y, width, height as shares of the image's size",
-            fix="repair the file, or exclude the image with --on-error skip",
-        )
-    except ShardkitError as error:
-        if os_errors.shortage(error):  # not the fault of one image
-            raise
-        return SampleError(error.what, path=path, found=error.found, fix=error.fix)
+def _objects(data: bytes) -> list[_Object]:
+    """Parse a file. Raises ValueError."""
+    lines = enumerate(data.decode("utf-8-sig").splitlines(), 1)
+    return [_object(number, line) for number, line in lines if line.strip()]
 
 
 def _object(line: int, text: str) -> _Object:

@@ -365,9 +365,9 @@ def _pixels(kind: FieldType, decode: Decode) -> Kind | None:
     if not isinstance(kind, Array):
         return decode.known(None, None)
     channels = kind.shape[2] if kind.shape else None
-    if channels is None or kind.dtype is None:  # each array as it is
-        return None if decode.is_rgb else decode.known(channels, kind.dtype)
-    return decode.known(channels, kind.dtype)
+    known = channels is not None and kind.dtype is not None
+    # Otherwise, "uint8" leaves each array as it is.
+    return decode.known(channels, kind.dtype) if known or not decode.is_rgb else None
 
 
 def _check_channels(given: Any, stages: Sequence[Stage], pixels: Kind | None) -> None:
