@@ -19,7 +19,7 @@ from shardkit.codecs.header import png_chunks, read_header
 from shardkit.codecs.image import (
     NotAnImageError,
     TooLargeError,
-    UnsupportedError,
+    is_unknown_mode,
     opened,
     probe,
     refuse_want_of_memory,
@@ -81,16 +81,16 @@ def _pillow(data: bytes, format: str, pixels: int) -> str | None:
             return _rows_missing(data)
     except TooLargeError:
         raise
-    except UnsupportedError:
-        return _tiff(data)
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
+        if is_unknown_mode(error):
+            return _tiff(data)
         refuse_want_of_memory(error, pixels)
         return str(error) or type(error).__name__
     return None
 
 
 def _tiff(data: bytes) -> str | None:
-    """Decode the pages of a TIFF that Pillow has no mode for."""
+    """Decode a TIFF that has pages of which Pillow has no mode."""
     total = 0
     try:
         header = read_header(data)

@@ -309,9 +309,14 @@ def opened(data: bytes) -> Any:
     except Exception as error:  # Pillow's parsers raise any exception on damaged data
         # The one of WebP already allocates memory for the pixels here.
         refuse_want_of_memory(error, math.prod(_webp_size(data)) if format == "webp" else 0)
-        if "unknown pixel mode" in str(error):  # of a TIFF: Pillow has no mode for its bands
+        if is_unknown_mode(error):
             raise UnsupportedError(f"a {format} file, not damaged, but: {error}") from error
         raise NotAnImageError(f"a damaged {format} file: {error}") from error
+
+
+def is_unknown_mode(error: Exception) -> bool:
+    """Return whether Pillow has no mode for the bands or the type of a page of a TIFF."""
+    return "unknown pixel mode" in str(error)
 
 
 def refuse_want_of_memory(error: Exception, pixels: int) -> None:

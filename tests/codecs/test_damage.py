@@ -179,3 +179,8 @@ def test_tiffs_that_pillow_cannot_read_are_sound_unless_they_are_cut(shape, dtyp
     tifffile.imwrite(file, values, photometric="minisblack", planarconfig="contig")
     assert damage(file.getvalue()) is None
     assert damage(file.getvalue()[:-9])
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as pages:
+        pages.write(np.zeros((9, 8), np.uint8))  # which Pillow can read
+        pages.write(values, photometric="minisblack", planarconfig="contig")
+    assert damage(file.getvalue()) is None
