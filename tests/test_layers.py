@@ -102,6 +102,7 @@ INSTALLED_BY = {
     "cv2": "opencv-python-headless",
     "megatron": "megatron-core",
     "lance": "pylance",
+    "nvidia": "nvidia-dali-cuda130",
 }
 # Files that import an extra's library without a guard, and what stands before them.
 WHOLLY = (
@@ -111,6 +112,7 @@ WHOLLY = (
     "formats/tfrecord/",
     "formats/lance/",  # and that
     "stream/torch_loader.py",  # `torch.py`
+    "stream/gpu_decoding.py",  # that, and `require_dali`
     "tensorflow.py",  # its `dataset`, before its other functions
     "formats/contract.py",  # pytest runs it, and `testing.py`
     "testing.py",

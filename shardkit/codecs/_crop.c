@@ -700,6 +700,7 @@ static int crop_jpeg(Work *work, Bytes bytes, const Job *job, const Image *out,
 typedef struct {
     int width, height; /* as stored */
     int components, orientation;
+    int may_be_rgb; /* whether its components may be red, green and blue, which decoders guess */
     Bytes profile;
 } Header;
 
@@ -751,6 +752,7 @@ static int read_frame(Header *header, Bytes bytes)
     const uint8_t *sampling = bytes.data + 7; /* of each component, three bytes apart */
     int is_chroma = sampling[0] == 0x11 || sampling[0] == 0x21 || sampling[0] == 0x22 ||
                     sampling[0] == 0x12 || sampling[0] == 0x41;
+    header->may_be_rgb |= sampling[-1] == 'R' && sampling[2] == 'G' && sampling[5] == 'B';
     return is_chroma && sampling[3] == 0x11 && sampling[6] == 0x11;
 }
 
@@ -769,6 +771,9 @@ static int read_segment(Header *header, int marker, Bytes bytes)
             return 0;
         }
         header->profile = (Bytes){bytes.data + 14, bytes.size - 14};
+    }
+    if (marker == 0xEE && bytes.size >= 12 && memcmp(bytes.data, "Adobe", 5) == 0) {
+        header->may_be_rgb |= bytes.data[11] == 0;
     }
     return 1;
 }
@@ -976,7 +981,7 @@ typedef struct {
     int height, width; /* of raw pixels; 0 for encoded images */
     Bytes profiles[MOST_PROFILES]; /* those that are sRGB */
     Py_ssize_t profile_count;
-    uint8_t *out, *done;
+    uint8_t *out, *done; /* `out` is NULL if windows are computed, and no image is decoded */
     int rows, columns;
     size_t item_size;
     const void *table;
@@ -1047,6 +1052,27 @@ static int fill(Work *work, const Many *many, Bytes bytes, const Header *header,
            crop_pixels(work, &image, &job, 1, &inner);
 }
 
+/* Crops an image to its row of the output. */
+static int write_row(Work *work, const Many *many, Py_ssize_t row, Bytes bytes,
+                     const Header *header, const Window *window)
+{
+    size_t count = (size_t)many->rows * many->columns * CHANNELS;
+    uint8_t *out = many->out + (size_t)row * count * many->item_size;
+    if (many->table) {
+        work->made = reserved(work->made, &work->made_size, count);
+    }
+    uint8_t *pixels = many->table ? work->made : out;
+    if (!pixels || !fill(work, many, bytes, header, window, pixels)) {
+        return 0;
+    }
+    if (many->item_size == 2) {
+        look_up_2(pixels, count, many->table, (uint16_t *)out);
+    } else if (many->item_size == 4) {
+        look_up_4(pixels, count, many->table, (uint32_t *)out);
+    }
+    return 1;
+}
+
 static int crop_row(Work *work, const Many *many, Py_ssize_t row)
 {
     int64_t start = many->starts[row], size = many->sizes[row], length = (int64_t)many->data.size;
@@ -1065,19 +1091,8 @@ static int crop_row(Work *work, const Many *many, Py_ssize_t row)
     if (!make_window(many, many->drawn + row * many->numbers, width, height, &window)) {
         return 0;
     }
-    size_t count = (size_t)many->rows * many->columns * CHANNELS;
-    uint8_t *out = many->out + (size_t)row * count * many->item_size;
-    if (many->table) {
-        work->made = reserved(work->made, &work->made_size, count);
-    }
-    uint8_t *pixels = many->table ? work->made : out;
-    if (!pixels || !fill(work, many, bytes, &header, &window, pixels)) {
+    if (many->out ? !write_row(work, many, row, bytes, &header, &window) : header.may_be_rgb) {
         return 0;
-    }
-    if (many->item_size == 2) {
-        look_up_2(pixels, count, many->table, (uint16_t *)out);
-    } else if (many->item_size == 4) {
-        look_up_4(pixels, count, many->table, (uint32_t *)out);
     }
     int64_t result[RESULT] = {window.x, window.y, window.width, window.height, window.full_width,
                               window.full_height, window.left, window.top, window.flip,
@@ -1391,7 +1406,7 @@ static int set_arrays(Many *many, const Py_buffer *arrays)
     many->step_count = arrays[PROGRAM].len / (Py_ssize_t)sizeof(Step);
     many->table = arrays[TABLE].buf;
     many->item_size = many->table ? (size_t)arrays[TABLE].len / LEVELS : 1;
-    many->out = arrays[OUT].buf;
+    many->out = arrays[OUT].len ? arrays[OUT].buf : NULL;
     many->done = arrays[DONE].buf;
     many->windows = arrays[WINDOWS].buf;
     row *= (Py_ssize_t)many->item_size;
@@ -1399,7 +1414,7 @@ static int set_arrays(Many *many, const Py_buffer *arrays)
            arrays[STARTS].len / (Py_ssize_t)sizeof(int64_t) == count &&
            arrays[SIZES].len / (Py_ssize_t)sizeof(int64_t) == count &&
            arrays[WINDOWS].len / (Py_ssize_t)sizeof(int32_t) / RESULT == count &&
-           arrays[OUT].len / row == count && arrays[OUT].len % row == 0 &&
+           (!many->out || (arrays[OUT].len / row == count && arrays[OUT].len % row == 0)) &&
            (!count || are_steps(many->steps, many->step_count, many->numbers));
 }
 

@@ -110,10 +110,47 @@ def crop_many(
 
     Raises ValueError for arrays that do not fit together. There must be an extension.
     """
+    return _many(data, starts, sizes, drawn, program, out, out.shape[1:3], table, size)
+
+
+def windows_of_many(
+    data: Any,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.float64],
+    program: npt.NDArray[np.float64],
+    shape: tuple[int, ...],
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """Return what `crop_many` would for a height and width of the result, without decoding.
+
+    Done are only upright JPEGs, surely grey or YCbCr, of which other decoders than libjpeg make the
+    same, with windows inside of their edges. Whether they are damaged is not known.
+    """
+    none = np.empty(0, np.uint8)
+    done, windows = _many(data, starts, sizes, drawn, program, none, shape, None, None)
+    found = dict(zip(WINDOW, windows.T, strict=True))
+    done &= found["orientation"] == 1
+    for first, count, full in (("left", "columns", "full_width"), ("top", "rows", "full_height")):
+        done &= (found[first] >= 0) & (found[first] + found[count] <= found[full])
+    return done, windows
+
+
+def _many(
+    data: Any,
+    starts: npt.NDArray[np.int64],
+    sizes: npt.NDArray[np.int64],
+    drawn: npt.NDArray[np.float64],
+    program: npt.NDArray[np.float64],
+    out: npt.NDArray[Any],
+    shape: tuple[int, ...],
+    table: npt.NDArray[Any] | None,
+    size: tuple[int, int] | None,
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """Call the extension; an `out` of no bytes means that no image is decoded."""
     assert _crop is not None
-    _, height, width, _ = out.shape
-    done = np.zeros(len(out), np.bool_)
-    windows = np.zeros((len(out), len(WINDOW)), np.int32)
+    count, (height, width) = len(out) or len(starts), shape
+    done = np.zeros(count, np.bool_)
+    windows = np.zeros((count, len(WINDOW)), np.int32)
     starts, sizes = (np.ascontiguousarray(array, np.int64) for array in (starts, sizes))
     drawn, program = (np.ascontiguousarray(array, np.float64) for array in (drawn, program))
     _crop.crop_many(

@@ -8,7 +8,7 @@ Each imports only those on lines below its own:
     loader
     dataset profile
     batches quality
-    stream
+    gpu_decoding stream
     ranks read_ahead
     options schedule
     collate reading sampling

@@ -28,6 +28,7 @@ from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
 from shardkit.transforms.calls import name_of
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.transforms import Transforms
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -78,10 +79,16 @@ class BatchMaker:
         stream: Stream,
         allocate: Allocate = np.empty,
         dtype: Callable[[np.dtype[Any]], np.dtype[Any]] = lambda dtype: dtype,
+        transforms: Transforms | None = None,
     ) -> None:
-        """`allocate` makes a batch's arrays; `dtype` maps a dtype to the one that is delivered."""
+        """`allocate` makes a batch's arrays; `dtype` maps a dtype to the one that is delivered.
+
+        `transforms` replace those of the stream. A field that these leave encoded is a list, of
+        `Planned` or of pixels for each row.
+        """
         options = stream.options
-        self._samples, self._transforms = stream.samples, stream.transforms
+        self._samples, self._transforms = stream.samples, transforms or stream.transforms
+        self._planned = self._transforms.planned
         self._seed, self._field = options.seed, stream.field
         self._allocate = allocate
         self._pack = stream.batching if isinstance(stream.batching, Pack) else None
@@ -92,7 +99,8 @@ class BatchMaker:
             self._collate = _padding(self._field, self._samples.schema, self._transforms.fields)
         self._max_errors = options.max_errors if options.on_error == "skip" else None
         self._bad: set[tuple[int, int]] = set()  # number and epoch of known bad samples
-        self._transformed = self._transforms.outputs()
+        outputs = self._transforms.outputs().items()
+        self._transformed = {name: kind for name, kind in outputs if name not in self._planned}
         schema, fields = self._samples.schema, self._transforms.fields
         self._by_sample = self._collate is not None or self._pack is not None
         self._stored = {} if self._by_sample else _fixed(schema, fields, dtype)
@@ -107,10 +115,11 @@ class BatchMaker:
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
         self.single_array = only_array and len(self._stored) == 1
-        self.share_between_threads = bool(fields)  # as transforms take much time
+        # As transforms take much time.
+        self.share_between_threads = bool(fields.difference(self._planned))
         # The most rows per chunk: of what holds the interpreter lock, threads take turns.
         self.most_rows = 256 if self._direct else 64
-        self._stacked = fields - self._transforms.lists
+        self._stacked = fields - self._transforms.lists - self._planned.keys()
 
     def workers(self, threads: int) -> int:
         """Return how many threads should work at a time: more make it slower, unless they wait."""
@@ -123,8 +132,8 @@ class BatchMaker:
         arrays = {
             name: self._allocate((rows, *shape), dtype) for name, (shape, dtype) in shapes.items()
         }
-        lists = () if self._by_sample else [n for n in self._samples.schema if n not in arrays]
-        return BatchInProgress(step, arrays, lists)
+        fields = self._planned if self._by_sample else self._samples.schema
+        return BatchInProgress(step, arrays, [name for name in fields if name not in arrays])
 
     def read(self, batch: BatchInProgress) -> None:
         """Read all samples at once. If that is not possible, or would be slow, `fill` reads them.
@@ -227,6 +236,8 @@ class BatchMaker:
         out = {name: array[rows] for name, array in batch.arrays.items()}
         if self._transforms.fields:
             draws = Draws(self._seed, step.epoch[rows], step.number[rows])
+            for direct in self._planned.values():
+                direct.plan(samples, draws, out)
             for row, failure in self._transforms.apply(samples, draws, out).items():
                 batch.errors[start + row] = self._addressed(failure, int(step.number[start + row]))
         enter("collate")
@@ -283,8 +294,9 @@ class BatchMaker:
             fields = [self._field, *(n for n in self._samples.schema if n != self._field)]
             return packed(batch.step.segments, samples, self._pack.seq_len, 0, fields)
         if isinstance(self._collate, PadCollate):  # no need to stack what is in arrays already
-            rest = [{k: v for k, v in s.items() if k not in self._transformed} for s in samples]
-            return {**self._collate(rest), **batch.arrays}
+            made = {**batch.arrays, **batch.lists}
+            rest = [{k: v for k, v in s.items() if k not in made} for s in samples]
+            return {**self._collate(rest), **made}
         if self._collate is not None:
             whole = [
                 sample | {name: array[row] for name, array in batch.arrays.items()}
@@ -297,7 +309,7 @@ class BatchMaker:
                     found=f"{type(collated).__name__}, from {name_of(self._collate)}",
                 )
             return collated
-        made: Batch = {}
+        made = {}
         for name in self._samples.schema:
             made[name] = batch.arrays[name] if name in batch.arrays else batch.lists[name]
             if name in self._stacked and name not in batch.arrays:

@@ -43,6 +43,7 @@ from shardkit.stream.schedule import (
     walk,
 )
 from shardkit.stream.stream import Source
+from shardkit.transforms.transforms import Transforms
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -238,6 +239,10 @@ class Loader(Familiar):
 
     # Overridden by `shardkit.torch.Loader`.
 
+    def _transforms(self) -> Transforms:
+        """Return the transforms of an iteration's batches."""
+        return self.dataset.stream.transforms
+
     def _memory(self) -> Allocate:
         """Return the function that allocates the arrays of an iteration's batches."""
         return Memory(self.prefetch + 2).take
@@ -251,6 +256,10 @@ class Loader(Familiar):
         stream = self.dataset.stream
         return batch if stream.own_collate else stream.transforms.typed(batch)
 
+    def _decoded(self, made: FinishedBatch, step: Step) -> FinishedBatch:
+        """Wait for what is left to do for a batch, in the thread that iterates."""
+        return made
+
     def _deliver(self, batch: Batch) -> Batch:
         """Return the last step before a batch is delivered, in the thread that iterates."""
         return batch
@@ -262,7 +271,9 @@ class Iteration:
     def __init__(self, loader: Loader, schedule: Schedule, profile: Profile | None) -> None:
         self.bad = BadSampleBudget(loader.dataset.options)
         self._loader, self._schedule, self._profile = loader, schedule, profile
-        self._maker = BatchMaker(loader.dataset.stream, loader._memory(), loader._dtype)
+        self._maker = BatchMaker(
+            loader.dataset.stream, loader._memory(), loader._dtype, loader._transforms()
+        )
         self._epoch = 0
         # Steps that are not in the queue yet, with their weights; the first, if it was taken.
         self._steps: Iterator[tuple[Step, float]] | None = None
@@ -323,7 +334,7 @@ class Iteration:
             self._prefetch()
             if self._closed:  # by another thread: no thread is left to make the batch
                 raise _closed()
-            made = pending.made.result()
+            made = self._loader._decoded(pending.made.result(), pending.step)
             batch = self.bad.counted(made)
             self._prefetch()  # more, if this was one of the first batches
         except BaseException:
@@ -420,6 +431,7 @@ class _PendingBatch:
         after: tuple[int, StreamProgress],
         threads: int,
     ) -> None:
+        self.step = step
         self.after = after  # epoch and progress after this batch
         self.weight = weight  # see `Stream.weight`
         self.size = 0  # bytes, once it is made

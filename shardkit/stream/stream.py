@@ -77,11 +77,6 @@ class Stream:
         return found
 
     @property
-    def images(self) -> frozenset[str]:
-        """The fields of a batch that are images made by shardkit: (..., height, width, 3)."""
-        return frozenset() if self.own_collate else self.transforms.images
-
-    @property
     def json(self) -> Collection[str]:
         """The fields of a batch that are JSON values as stored, in which there are no arrays."""
         names = {name for name, kind in self.samples.schema.items() if isinstance(kind, Json)}

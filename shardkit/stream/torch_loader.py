@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -28,9 +28,11 @@ from shardkit.stream import dataset as streaming
 from shardkit.stream import loader as loading
 from shardkit.stream import segments
 from shardkit.stream.batch_sizes import PLAIN
-from shardkit.stream.batches import Allocate, Batch
+from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch
+from shardkit.stream.gpu_decoding import Decoder, Decoding, require_dali
 from shardkit.stream.options import LoaderKeywords, StreamKeywords, StreamOptions
 from shardkit.stream.schedule import (
+    Step,
     StreamProgress,
     invalid_state,
     load_state,
@@ -38,6 +40,7 @@ from shardkit.stream.schedule import (
     whole_number,
 )
 from shardkit.stream.stream import Source, Stream
+from shardkit.transforms.transforms import Transforms
 
 try:
     import fcntl
@@ -49,6 +52,8 @@ if TYPE_CHECKING:
 
 _LOADERS = ("torch.utils.data.dataloader", "torchdata.stateful_dataloader.stateful_dataloader")
 _FETCHING = "torch.utils.data._utils.fetch"  # the module that fetches samples for a DataLoader
+_DEVICES = ["cuda"]  # types of devices for decode="gpu"; tests add the processor
+_LATER = "__decoding__"  # in a batch, until it is decoded
 
 
 class StreamingDataset(streaming.StreamingDataset, IterableDataset[Any]):
@@ -124,7 +129,8 @@ class _Position:
         self._number, self._progress, made = next(self._made)
         if not self._dataset.options.batched:  # as views, workers would send their whole batch
             made = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in made.items()}
-        return _tensors(made, self._dataset.stream)
+        stream = self._dataset.stream
+        return _tensors(made, stream, stream.transforms)
 
     def state_dict(self) -> dict[str, Any]:
         state = save_state(self._identity, self._epoch, self._progress)
@@ -257,6 +263,7 @@ class Loader(loading.Loader):
         to: str = "torch",
         pin_memory: bool = False,
         device: str | torch.device | None = None,
+        decode: str = "cpu",
         **options: Unpack[LoaderKeywords],
     ) -> None:
         """Options for tensors and devices:
@@ -266,9 +273,14 @@ class Loader(loading.Loader):
             padded and packed rows, and what a collate function makes are copied into such memory.
         device: copy batches to this device. Copies to a GPU are asynchronous, from page-locked
             memory.
+        decode: "gpu" decodes JPEGs on the GPU that is the device, for fields whose transforms are
+            crops and resizes to one size, flips and Normalize. Functions after these get the whole
+            batch, (batch, 3, height, width) on the device. Needs `shardkit[gpu]`.
         """
         self.to, self.device = to, None if device is None else _found(device)
+        self.decode = decode
         check_choice(self, "to", ("torch", "numpy"))
+        check_choice(self, "decode", ("cpu", "gpu"))
         if to == "numpy" and (pin_memory or device is not None):
             raise UsageError('pin_memory and device cannot be used with to="numpy"')
         self._copies = _Copies(self.device) if self.device and self.device.type == "cuda" else None
@@ -278,6 +290,27 @@ class Loader(loading.Loader):
             self._pinned = False
         super().__init__(source, **options)
         self.dataset = _LoaderDataset.of(self.dataset)
+        self._decoder: Decoder | None = None
+        if decode == "gpu":
+            self._decode_batches()
+
+    def _decode_batches(self) -> None:
+        """Leave images encoded, for a decoder of whole batches. Raises UsageError."""
+        stream = self.dataset.stream
+        if self.device is None or self.device.type not in _DEVICES:
+            found = f"device={None if self.device is None else str(self.device)!r}"
+            what = 'decode="gpu" gives batches on a GPU'
+            raise UsageError(what, expected='device="cuda"', found=found)
+        for name, given in ("collate", stream.own_collate), ("cache", stream.samples.decoded):
+            if given:
+                raise UsageError(
+                    f'decode="gpu" decodes whole batches, which {name}= does not fit',
+                    fix=f"leave {name}= out, or decode on the processor",
+                )
+        require_dali()
+        self._later = stream.transforms.for_batches()
+        copies = None if self._copies is None else self._copies.stream
+        self._decoder = Decoder(self._later.planned, self.device, copies)
 
     # Attributes of a DataLoader that other libraries read: Lightning to set the epoch; Accelerate's
     # skip_first_batches (with which transformers' Trainer resumes), to skip batches.
@@ -301,7 +334,7 @@ class Loader(loading.Loader):
     def settings(self) -> dict[str, Any]:
         """The options of the loader itself, without those of its dataset."""
         own = {"to": self.to, "pin_memory": self._pinned, "device": self.device}
-        return super().settings | own
+        return super().settings | own | {"decode": self.decode}
 
     def _memory(self) -> Allocate:
         return _page_locked if self._pinned else super()._memory()
@@ -312,15 +345,60 @@ class Loader(loading.Loader):
     def _convert(self, batch: Batch) -> Batch:
         if self.to == "numpy":
             return super()._convert(batch)
-        tensors = _tensors(batch, self.dataset.stream)
+        encoded = [n for n in self._transforms().planned if isinstance(batch[n], list)]
+        some = {name: value for name, value in batch.items() if name not in encoded}
+        tensors = _tensors(some, self.dataset.stream, self._transforms())
         if self._pinned:  # what a collate function, or rows of several samples, made elsewhere
             tensors = _each(tensors, torch.Tensor, _in_locked)
         if self._copies is not None:
-            return self._copies.begun(tensors)
-        return tensors if self.device is None else _moved(tensors, self.device)
+            tensors = self._copies.begun(tensors)
+        elif self.device is not None:
+            tensors = _moved(tensors, self.device)
+        if not encoded:
+            return tensors
+        images, decoding = self._begun({name: batch[name] for name in encoded})
+        made = {name: images[name] if name in images else tensors[name] for name in batch}
+        return made | tensors | {_LATER: decoding}
+
+    def _transforms(self) -> Transforms:
+        return super()._transforms() if self._decoder is None else self._later
+
+    def _begun(self, encoded: Batch) -> tuple[Batch, Decoding]:
+        """Start to decode images; returns the tensors that they will be in."""
+        assert self._decoder is not None
+        outputs, bfloat16 = self._later.outputs(), self._later.bfloat16_fields
+        out, given = {}, {}
+        for name, rows in encoded.items():
+            shape, dtype = outputs[name]
+            kind = torch.bfloat16 if name in bfloat16 else getattr(torch, dtype.name)
+            with torch.cuda.stream(self._copies.stream) if self._copies else nullcontext():
+                out[name] = torch.empty((len(rows), *shape), dtype=kind, device=self.device)
+            tensor = partial(_tensor, image=False, bfloat16=name in bfloat16)
+            given[name] = [tensor(v) if isinstance(v, np.ndarray) else v for v in rows]
+        decoding = Decoding(given, out)
+        self._decoder.decode(decoding)
+        return {name: tensor.movedim(-1, -3) for name, tensor in out.items()}, decoding
+
+    def _decoded(self, made: FinishedBatch, step: Step) -> FinishedBatch:
+        decoding = made.batch.pop(_LATER, None)
+        failure = "" if decoding is None else decoding.failure.result()
+        if not failure:
+            return made
+        # DALI does not say which image is damaged. The same batch, errors included, of the CPU:
+        transforms = copy.copy(self._later)
+        transforms.planned = {}
+        stream = self.dataset.stream
+        again = BatchMaker(stream, self._memory(), self._dtype, transforms).make(step)
+        if not again.errors:
+            warn(f"DALI failed, and the processor decoded a batch of {len(step.number)}: {failure}")
+        return again._replace(batch=self._convert(again.batch))
 
     def _deliver(self, batch: Batch) -> Batch:
-        return batch if self._copies is None else self._copies.finished(batch)
+        batch = batch if self._copies is None else self._copies.finished(batch)
+        for name, calls in self._transforms().after.items():
+            for call in calls:
+                batch[name] = call.of_batch(batch[name])
+        return batch
 
 
 def documents(batch: Mapping[str, Any]) -> dict[str, Any]:
@@ -401,15 +479,15 @@ class _Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         # Page-locked batches that are being copied: their memory must not be reused yet.
         self._sources: deque[tuple[torch.cuda.Event, Batch]] = deque()
 
     def begun(self, batch: Batch) -> Batch:
         """Start to copy a batch. May be called by any thread."""
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             copied: Batch = _moved(batch, self._device)
-            event = self._stream.record_event()
+            event = self.stream.record_event()
         self._sources.append((event, batch))
         return copied | {"__copied__": event}
 
@@ -468,10 +546,11 @@ def _page_locked(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[An
     return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy().view(dtype).reshape(shape)
 
 
-def _tensors(batch: Batch, stream: Stream) -> Batch:
+def _tensors(batch: Batch, stream: Stream, transforms: Transforms) -> Batch:
     """Return a batch or sample with its arrays converted to tensors."""
-    images = stream.images
-    bfloat16 = frozenset[str]() if stream.own_collate else stream.transforms.bfloat16_fields
+    own = stream.own_collate
+    images = frozenset[str]() if own else transforms.images
+    bfloat16 = frozenset[str]() if own else transforms.bfloat16_fields
     made = dict(batch)
     for name in batch.keys() - stream.json:
         tensor = partial(_tensor, image=name in images, bfloat16=name in bfloat16)

@@ -32,6 +32,15 @@ class Call:
     def __repr__(self) -> str:
         return name_of(self._function)
 
+    @property
+    def draws(self) -> bool:
+        """Whether the function gets random numbers for each sample."""
+        return self._takes_rng or hasattr(self._function, "set_random_seed")
+
+    def of_batch(self, batch: Any) -> Any:
+        """Return what the function makes of a whole batch."""
+        return self._function(batch)
+
     def __call__(
         self, values: dict[str, Any], by_name: bool, draws: Draws, row: int
     ) -> dict[str, Any]:

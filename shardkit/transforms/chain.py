@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -199,8 +199,19 @@ class Chain:
         program = np.zeros((len(job.steps), len(STEP)))
         for row, step in zip(program, job.steps, strict=True):
             row[: len(step.program())] = step.program()
-        table = normalize.table if normalize else None
-        return Direct(self.fields, self.kinds, job.stream, job.numbers, program, table, self.size)
+        size, result, numbers = self.size, self.sizes[-1], job.numbers
+        assert result is not None
+        return Direct(
+            self.fields, self.kinds, job.stream, numbers, program, normalize, size, result
+        )
+
+    def without_calls(self) -> tuple[Chain, tuple[Call, ...]]:
+        """Return the chain without the functions at its end, and these."""
+        stages = [*self.stages]
+        while isinstance(stages[-1], Call) and len(stages) > 1:
+            stages.pop()
+        calls = self.stages[len(stages) :]
+        return replace(self, stages=tuple(stages)), calls  # type: ignore[return-value]
 
     @property
     def lists(self) -> tuple[str, ...]:

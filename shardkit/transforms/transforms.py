@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ import numpy.typing as npt
 from shardkit.codecs.crop import has_crop_many
 from shardkit.dataset.dataset import Dataset
 from shardkit.dataset.find import open_dataset
-from shardkit.errors import ShardkitError, UsageError, near
+from shardkit.errors import ShardkitError, UsageError, near, warn
 from shardkit.helpers.extras import extra
 from shardkit.helpers.keywords import takes
 from shardkit.sample import Sample
@@ -25,7 +26,7 @@ from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.storage import fs
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
-from shardkit.transforms.direct import Direct
+from shardkit.transforms.direct import Direct, Planned
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.media import AudioJob, VideoJob
 from shardkit.transforms.on_image import (
@@ -83,6 +84,8 @@ class Transforms:
                 found=repr(transforms),
             )
         self._schema = schema
+        self.planned: dict[str, Direct] = {}  # by field of images: what leaves them encoded
+        self.after: dict[str, tuple[Call, ...]] = {}  # functions of their decoded batches
         self.chains: list[Chain] = []
         taken: set[str] = set()
         for number, (given, steps) in enumerate(transforms.items()):
@@ -171,6 +174,39 @@ class Transforms:
         known = all(d is not None and self._has_rows(d) for d in made)
         return tuple(d for d in made if d is not None) if has_crop_many() and known else None
 
+    def for_batches(self) -> Transforms:
+        """Return the same transforms, but a decoder of whole batches makes pixels of JPEGs.
+
+        These are the images of fields that `direct` can do, whose functions, if there are any, take
+        a batch. Raises UsageError if there is no such field.
+        """
+        made, reasons = copy.copy(self), []
+        made.chains, made.planned, made.after = [], {}, {}
+        for chain in self.chains:
+            without, calls = chain.without_calls()
+            image, direct = chain.fields[0], without.direct
+            if not isinstance(self._schema[image], Image):
+                reason = "not encoded"
+            elif direct is None:
+                reason = "its transforms are not crops, resizes to one size, flips and Normalize"
+            else:
+                reason = _not_of_batches(chain.fields, calls)
+            if direct is not None and not reason:
+                made.planned[image], made.after[image] = direct, calls
+            elif isinstance(self._schema[image], Image):
+                reasons.append(f"{image!r}: {reason}")
+            made.chains.append(chain if reason else without)
+        if not made.planned:
+            raise UsageError(
+                'no field has images for decode="gpu"',
+                expected="a field of encoded images, with crops or resizes to one size",
+                found="; ".join(reasons) or "no transforms of images",
+                fix='transforms={"image": [shardkit.RandomResizedCrop(224), ...]}',
+            )
+        for reason in reasons:
+            warn(f'decode="gpu" leaves images to the processor: {reason}')
+        return made
+
     def _has_rows(self, direct: Direct) -> bool:
         kind = self._schema[direct.fields[0]]
         pixels = isinstance(kind, Array) and kind.dtype is not None
@@ -187,7 +223,13 @@ class Transforms:
         """
         errors: dict[int, ShardkitError] = {}
         for chain in self.chains:
-            left = {n: s for n, s in enumerate(samples) if s is not None and n not in errors}
+            image = chain.fields[0]
+            left = {
+                row: sample
+                for row, sample in enumerate(samples)
+                if sample is not None and row not in errors
+                if not isinstance(sample.get(image), Planned)
+            }
             errors.update(chain.apply(left, draws, out))
         return errors
 
@@ -221,6 +263,15 @@ def open(
     if transforms is not None:
         dataset.transform = Transforms(transforms, dataset.schema)
     return dataset
+
+
+def _not_of_batches(fields: tuple[str, ...], calls: Sequence[Call]) -> str:
+    """Return why batches cannot be made of encoded images and these functions; "" if they can."""
+    if not has_crop_many():
+        return "shardkit was installed without its extension"
+    if calls and len(fields) > 1:
+        return f"a function of several fields, {calls[0]!r}"
+    return next((f"{call!r} draws for each sample" for call in calls if call.draws), "")
 
 
 def _fields(given: Any, schema: Schema) -> tuple[str, ...]:

@@ -1,0 +1,288 @@
+"""Decodes the images of batches on a GPU, by NVIDIA's DALI.
+
+DALI gets encoded images, where each is cut, and to which size that is resized. What they are, and
+in which order, is up to `batches`. In tests, the same pipeline runs on the processor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import simplejpeg
+import torch
+
+from shardkit.codecs.crop import WINDOW
+from shardkit.errors import MissingLibraryError
+from shardkit.stream.ranks import default_threads
+from shardkit.transforms.direct import Direct, Planned
+
+_DEPTH = 3  # batches that DALI works on at a time
+_ENGINE = 0.9  # share of the JPEGs for the GPU's own JPEG engine, where it has one
+_END_SECONDS = 5.0  # to wait for the thread to end
+_FIX = """pip install "shardkit[gpu]", for CUDA 13 on Linux; for CUDA 12, nvidia-dali-cuda120"""
+
+
+def require_dali() -> None:
+    """Raise MissingLibraryError if DALI is not installed."""
+    try:
+        import nvidia.dali  # noqa: F401
+    except ImportError as error:
+        what = 'decode="gpu" needs DALI, which is not installed'
+        raise MissingLibraryError(what, found=str(error), fix=_FIX) from error
+
+
+class Decoding:
+    """The images of a batch. `failure` has the result: a message; "" once all are in `out`."""
+
+    def __init__(
+        self, rows: Mapping[str, Sequence[Planned | torch.Tensor]], out: Mapping[str, torch.Tensor]
+    ) -> None:
+        """rows: for each field, encoded images or results, in the order of the batch.
+
+        out: for each field, (batch, height, width, 3) on the device.
+        """
+        self.rows, self.out = rows, out
+        self.failure: Future[str] = Future()
+
+    def __len__(self) -> int:
+        return max(map(len, self.rows.values()))
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that are encoded."""
+        every = (value for rows in self.rows.values() for value in rows)
+        return sum(value.data.nbytes for value in every if isinstance(value, Planned))
+
+
+class Decoder:
+    """Decodes batches in a thread, which ends when nothing refers to the decoder any more."""
+
+    def __init__(
+        self,
+        fields: Mapping[str, Direct],
+        device: torch.device,
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        """`stream` is that in which results are written, and in which `out` was allocated."""
+        self._given = fields, device, stream
+        self._lock = threading.Lock()
+        self._queue: SimpleQueue[weakref.ref[Decoding] | None] | None = None
+        self._process = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Decoder, self._given  # another process has a thread of its own
+
+    def decode(self, decoding: Decoding) -> None:
+        """Begin to decode a batch, unless nothing refers to it any more when its turn comes."""
+        with self._lock:
+            if self._queue is None or self._process != os.getpid():
+                self._start()
+            assert self._queue is not None
+            self._queue.put(weakref.ref(decoding))
+
+    def _start(self) -> None:
+        queue: SimpleQueue[weakref.ref[Decoding] | None] = SimpleQueue()
+        # A daemon: at exit, the interpreter joins all others before it calls `_stop`.
+        thread = threading.Thread(
+            target=_work, args=(queue, *self._given), name="shardkit decoder", daemon=True
+        )
+        thread.start()
+        self._queue, self._process = queue, os.getpid()
+        weakref.finalize(self, _stop, queue, thread)
+
+
+def _stop(queue: SimpleQueue[Any], thread: threading.Thread) -> None:
+    queue.put(None)
+    if thread is not threading.current_thread():  # a finalizer may run in any thread
+        thread.join(_END_SECONDS)
+
+
+def _work(queue: SimpleQueue[weakref.ref[Decoding] | None], *given: Any) -> None:
+    """Decode batches as they come, several at a time, until None comes."""
+    pipeline, stopped = _Pipeline(*given), False
+    while not stopped:
+        try:
+            reference = queue.get(block=not pipeline.begun)
+            stopped = reference is None
+            decoding = None if reference is None else reference()
+        except Empty:
+            pipeline.finish()
+            continue
+        if decoding is not None:
+            pipeline.begin(decoding)
+        del decoding  # or it would stay in memory until the next one
+    pipeline.close()
+
+
+class _Pipeline:
+    """DALI's pipeline, and the batches in it. It is made again after it failed."""
+
+    def __init__(
+        self, fields: Mapping[str, Direct], device: torch.device, stream: torch.cuda.Stream | None
+    ) -> None:
+        self._fields, self._device, self._stream = fields, device, stream
+        self._made: Any = None
+        self._most = 0  # rows that it was made for
+        self.begun: deque[Decoding] = deque()
+
+    def begin(self, decoding: Decoding) -> None:
+        """Begin to decode a batch. Waits for another if there are too many."""
+        try:
+            if not any(isinstance(v, Planned) for rows in decoding.rows.values() for v in rows):
+                self._write(decoding, ())
+                return
+            while self.begun and (len(decoding) > self._most or len(self.begun) >= _DEPTH):
+                self.finish()
+            if self._made is None or len(decoding) > self._most:
+                self._make(max(len(decoding), self._most))
+            self._feed(decoding.rows)
+            self._made.schedule_run()
+            self.begun.append(decoding)
+        except BaseException as error:
+            decoding.failure.set_exception(error)
+
+    def finish(self) -> None:
+        """Wait for the batch that was begun first."""
+        decoding = self.begun.popleft()
+        try:
+            self._write(decoding, self._made.share_outputs(self._stream))
+            self._made.release_outputs()
+        except RuntimeError as error:  # a damaged image; no batch in the pipeline is left
+            begun, self.begun, self._made = self.begun, deque(), None
+            decoding.failure.set_result(str(error) or repr(error))
+            for other in begun:
+                self.begin(other)
+        except BaseException as error:
+            decoding.failure.set_exception(error)
+
+    def close(self) -> None:
+        """Give memory back."""
+        while self.begun:
+            self.finish()
+        if self._made is not None:
+            from nvidia.dali.backend import ReleaseUnusedMemory  # type: ignore[attr-defined]
+
+            self._made = None
+            if self._device.type == "cuda":
+                ReleaseUnusedMemory()
+
+    def _make(self, most: int) -> None:
+        self._made, self._most = None, most
+        made = _pipeline(self._fields, most, self._device)
+        made.build()
+        self._made = made
+        # The first call runs as many batches as there are at a time: they have one image.
+        for _ in range(_DEPTH):
+            self._feed({name: [_nothing()] for name in self._fields})
+        made.schedule_run()
+        for _ in range(_DEPTH):
+            made.share_outputs()
+            made.release_outputs()
+
+    def _feed(self, every: Mapping[str, Sequence[Planned | torch.Tensor]]) -> None:
+        from nvidia.dali.tensors import TensorCPU, TensorListCPU
+
+        for name, rows in every.items():
+            planned = [row if isinstance(row, Planned) else _nothing() for row in rows]
+            data = TensorListCPU([TensorCPU(row.data, "") for row in planned])
+            self._made.feed_input(f"data {name}", data)
+            parts, regions = _cuts(np.array([row.window for row in planned]))
+            self._made.feed_input(f"part {name}", parts)
+            self._made.feed_input(f"region {name}", regions)
+
+    def _write(self, decoding: Decoding, outputs: Sequence[Any]) -> None:
+        """Write the results of a batch: those of DALI, and over these what was made before."""
+        with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
+            for made, name in zip(outputs, self._fields, strict=False):
+                decoding.out[name].copy_(torch.utils.dlpack.from_dlpack(made.as_tensor()))
+            for name, rows in decoding.rows.items():
+                for row, value in enumerate(rows):
+                    if isinstance(value, torch.Tensor):
+                        decoding.out[name][row].copy_(value)
+        if self._stream is not None:
+            self._stream.synchronize()  # DALI reuses its memory
+        decoding.failure.set_result("")
+
+
+def _pipeline(fields: Mapping[str, Direct], most: int, device: torch.device) -> Any:
+    from nvidia.dali import Pipeline
+
+    on_gpu = device.type == "cuda"
+    pipeline = Pipeline(
+        batch_size=most,
+        num_threads=max(default_threads() - 1, 1),
+        device_id=device.index if on_gpu else None,
+        prefetch_queue_depth=_DEPTH,
+    )
+    with pipeline:
+        pipeline.set_outputs(*(_pixels(name, direct, on_gpu) for name, direct in fields.items()))
+    return pipeline
+
+
+def _pixels(name: str, direct: Direct, on_gpu: bool) -> Any:
+    """Return the pixels of a field in a pipeline that is being defined."""
+    from nvidia.dali import fn, types
+
+    data = fn.external_source(name=f"data {name}", no_copy=True)
+    part = fn.external_source(name=f"part {name}")
+    region = fn.external_source(name=f"region {name}")
+    gpu: dict[str, Any] = {"hw_decoder_load": _ENGINE, "affine": False} if on_gpu else {}
+    pixels = fn.decoders.image_slice(
+        data, part[0:2], part[2:4], device="mixed" if on_gpu else "cpu", output_type=types.RGB,
+        normalized_anchor=False, normalized_shape=False, axes=(0, 1), **gpu,
+    )  # fmt: skip
+    pixels = fn.resize(
+        pixels, size=direct.result, roi_start=region[0:2], roi_end=region[2:4],
+        interp_type=types.INTERP_LINEAR, antialias=True, subpixel_scale=False,
+    )  # fmt: skip
+    normalize, dtype, mean, std = direct.normalize, types.UINT8, [0.0] * 3, [1.0] * 3
+    if normalize is not None:
+        dtype = types.FLOAT  # bfloat16 and float16 are made of it
+        mean, std = [255 * m for m in normalize.mean], [255 * s for s in normalize.std]
+    return fn.crop_mirror_normalize(
+        pixels, mirror=part[4], dtype=dtype, mean=mean, std=std, output_layout="HWC"
+    )
+
+
+def _cuts(windows: Any) -> tuple[Any, Any]:
+    """Return for each window the part that is decoded, and which region of that is resized.
+
+    Parts, int32: top, left, height, width, mirrored. Regions, float32: top, left, bottom, right, in
+    pixels of the part. The part has all that the filter reads around the region, but ends where the
+    crop does.
+    """
+    column = dict(zip(WINDOW, windows.T, strict=True))
+
+    def side(crop: str, length: str, full: str, window: str, count: str) -> tuple[Any, ...]:
+        scale = column[length] / column[full]
+        start = column[window] * scale
+        stop = start + column[count] * scale
+        reach = np.maximum(scale, 1) + 1
+        first = np.maximum(np.floor(start - reach), 0)
+        last = np.minimum(np.ceil(stop + reach), column[length])
+        return column[crop] + first, last - first, start - first, stop - first
+
+    top, height, above, below = side("y", "height", "full_height", "top", "rows")
+    left, width, before, behind = side("x", "width", "full_width", "left", "columns")
+    parts = np.stack([top, left, height, width, column["flip"]], axis=1)
+    return parts.astype(np.int32), np.stack([above, before, below, behind], 1).astype(np.float32)
+
+
+@functools.cache
+def _nothing() -> Planned:
+    """A black image that takes the place of one that is not decoded here."""
+    size = 16
+    data = simplejpeg.encode_jpeg(np.zeros((size, size, 3), np.uint8))
+    window = {"width": size, "height": size, "full_width": size, "full_height": size}
+    window |= {"columns": size, "rows": size}
+    return Planned(np.frombuffer(data, np.uint8), [window.get(name, 0) for name in WINDOW])
