@@ -28,6 +28,7 @@ from shardkit.stream.schedule import Step
 from shardkit.stream.stream import Stream
 from shardkit.transforms.calls import name_of
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.functions import stacked
 from shardkit.transforms.transforms import Transforms
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -313,7 +314,7 @@ class BatchMaker:
         for name in self._samples.schema:
             made[name] = batch.arrays[name] if name in batch.arrays else batch.lists[name]
             if name in self._stacked and name not in batch.arrays:
-                made[name] = _stacked(batch.lists[name])
+                made[name] = stacked(batch.lists[name])
         return made
 
     def _replace(self, batch: BatchInProgress) -> npt.NDArray[np.bool_]:
@@ -403,14 +404,6 @@ def _fixed(
             if len(shape) == len(kind.shape):
                 fixed[name] = (shape, dtype(np.dtype(kind.dtype)))
     return fixed
-
-
-def _stacked(values: list[Any]) -> Any:
-    """Stack values of a transform if they are numbers, or arrays of one shape and dtype."""
-    kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
-    is_text = isinstance(values[0], str)  # np.str_ is a generic, too
-    numeric = isinstance(values[0], int | float | np.generic | np.ndarray) and not is_text
-    return np.stack(values) if len(kinds) == 1 and numeric else values
 
 
 def _padding(field: str, schema: Schema, transformed: Collection[str]) -> PadCollate:

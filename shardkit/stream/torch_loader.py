@@ -550,12 +550,24 @@ def _tensors(batch: Batch, stream: Stream, transforms: Transforms) -> Batch:
     """Return a batch or sample with its arrays converted to tensors."""
     own = stream.own_collate
     images = frozenset[str]() if own else transforms.images
+    of_functions = frozenset[str]() if own else transforms.of_functions
     bfloat16 = frozenset[str]() if own else transforms.bfloat16_fields
     made = dict(batch)
     for name in batch.keys() - stream.json:
-        tensor = partial(_tensor, image=name in images, bfloat16=name in bfloat16)
+        is_image = name in images or (name in of_functions and _is_image(made, name))
+        tensor = partial(_tensor, image=is_image, bfloat16=name in bfloat16)
         made[name] = _each(batch[name], np.ndarray, tensor)
     return made
+
+
+def _is_image(batch: Batch, name: str) -> bool:
+    """Return whether a function returned images (height, width, channels)."""
+    value, sides = batch[name], 3
+    if isinstance(value, list) and value:
+        value = value[0]
+    elif np.ndim(batch.get("valid", True)):  # not a single sample
+        sides = 4
+    return isinstance(value, np.ndarray) and value.ndim >= sides and value.shape[-1] in (1, 3, 4)
 
 
 def _tensor(value: npt.NDArray[Any], image: bool, bfloat16: bool) -> Any:

@@ -5,7 +5,8 @@ Each imports only those on lines below its own:
     transforms
     media
     chain
-    calls direct images
+    calls
+    direct functions images
     draws on_image steps
 """
 

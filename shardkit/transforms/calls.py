@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from shardkit.errors import SampleError, ShardkitError
+from shardkit.transforms import functions
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.functions import OF_TORCH, VALUE
+from shardkit.transforms.on_image import IMAGE
 
 
 class Call:
     """Calls a user's function, in any thread.
 
-    A function with a parameter `rng` gets a NumPy Generator. An object with a method
-    `set_random_seed`, as in albumentations, has its own generator: each thread has a copy of the
-    object, and seeds it before each call. So random numbers depend only on (seed, epoch, sample).
+    A function with a parameter `rng` gets a NumPy Generator. Functions of torch, torchvision and
+    kornia draw from a generator of torch that is seeded before each call. An object with a method
+    `set_random_seed`, as in albumentations, has its own generator, and modules of kornia store what
+    they draw: each thread has a copy. So random numbers depend only on (seed, epoch, sample).
     """
 
-    def __init__(self, function: Callable[..., Any], stream: int) -> None:
-        self._function = function
-        self._stream = stream
-        self._takes_rng = _takes_rng(function)
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        stream: int,
+        way: str = VALUE,
+        kinds: Mapping[str, str] | None = None,
+    ) -> None:
+        """`kinds`: of the fields that are an image, or on it."""
+        self._given = (function, stream, way, kinds)
+        self._function, self._stream, self._way, self._kinds = function, stream, way, kinds or {}
+        self._library = functions.check(function, way)
+        self._takes_rng = "rng" in functions.parameters_of(function)
+        self._has_seed = hasattr(function, "set_random_seed")
         self._own = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Call, (self._function, self._stream)
+        return Call, self._given
 
     def __repr__(self) -> str:
         return name_of(self._function)
@@ -35,24 +48,27 @@ class Call:
     @property
     def draws(self) -> bool:
         """Whether the function gets random numbers for each sample."""
-        return self._takes_rng or hasattr(self._function, "set_random_seed")
+        return self._takes_rng or self._has_seed
 
     def of_batch(self, batch: Any) -> Any:
-        """Return what the function makes of a whole batch."""
-        return self._function(batch)
+        """Return what the function makes of a whole batch of images, a tensor."""
+        return self._function(functions.image_for(self._library, batch))
 
-    def __call__(
-        self, values: dict[str, Any], by_name: bool, draws: Draws, row: int
-    ) -> dict[str, Any]:
-        """Return the new values of the fields: of a single one, or of all `by_name`.
+    @property
+    def images(self) -> list[str]:
+        """The fields of images."""
+        return [name for name, kind in self._kinds.items() if kind == IMAGE]
 
-        Other names that a function returns are ignored. Raises ShardkitError.
+    def __call__(self, values: dict[str, Any], draws: Draws, row: int) -> dict[str, Any]:
+        """Return the new values of the fields. Raises ShardkitError.
+
+        Other names that a function of several fields returns are ignored.
         """
-        if not by_name:
-            ((name, value),) = values.items()
-            return {name: self._called(draws, row, (value,), {})}
-        made = self._called(draws, row, (), values)
-        if not isinstance(made, Mapping) or not values.keys() <= made.keys():
+        made = self._called(values, draws, row)
+        if self._way == VALUE:
+            made = dict.fromkeys(values, made)
+        needed = {name for name, value in values.items() if value is not None}
+        if not isinstance(made, Mapping) or not needed <= made.keys():
             found = f"{type(made).__name__} {made!r:.60}"
             if isinstance(made, Mapping):
                 found = ", ".join(str(name) for name in made) or "nothing"
@@ -61,14 +77,18 @@ class Call:
                 expected="a dict of " + ", ".join(values),
                 found=found,
             )
-        return {name: made[name] for name in values}
+        kinds = self._kinds
+        return {
+            name: functions.result_of(made.get(name), kinds.get(name, ""), before)
+            for name, before in values.items()
+        }
 
-    def _called(
-        self, draws: Draws, row: int, values: tuple[Any, ...], named: dict[str, Any]
-    ) -> Any:
+    def _called(self, values: dict[str, Any], draws: Draws, row: int) -> Any:
         more = {"rng": draws.generator(row, self._stream)} if self._takes_rng else {}
         try:
-            made = self._seeded(draws, row)(*values, **named, **more)
+            with self._drawing(draws, row):
+                function, kinds = self._seeded(draws, row), self._kinds
+                made = functions.call(function, self._library, self._way, values, kinds, more)
         except (ShardkitError, MemoryError):
             raise
         except Exception as error:
@@ -80,23 +100,22 @@ class Call:
             raise SampleError(f"the transform {self!r} returned nothing", fix="return a value")
         return made
 
+    def _drawing(self, draws: Draws, row: int) -> AbstractContextManager[Any]:
+        if self._library not in OF_TORCH:
+            return nullcontext()
+        return functions.seeded(draws.number(row, self._stream))  # type: ignore[no-any-return]
+
     def _seeded(self, draws: Draws, row: int) -> Callable[..., Any]:
-        if not hasattr(self._function, "set_random_seed"):
+        if not self._has_seed and self._library != "kornia":
             return self._function
         if not hasattr(self._own, "function"):
             self._own.function = copy.deepcopy(self._function)
         own: Any = self._own.function
-        own.set_random_seed(draws.number(row, self._stream) >> 32)  # seeds have 32 bits
+        if self._has_seed:
+            own.set_random_seed(draws.number(row, self._stream) >> 32)  # seeds have 32 bits
         return own  # type: ignore[no-any-return]
 
 
 def name_of(function: Any) -> str:
     owner = function if hasattr(function, "__qualname__") else type(function)
     return f"{owner.__module__}.{owner.__qualname__}"
-
-
-def _takes_rng(function: Callable[..., Any]) -> bool:
-    try:
-        return "rng" in inspect.signature(function).parameters
-    except (ValueError, TypeError):  # some functions in C have no signature
-        return False

@@ -25,6 +25,7 @@ from shardkit.sample import Sample
 from shardkit.transforms.calls import Call
 from shardkit.transforms.direct import Direct
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.functions import array_of
 from shardkit.transforms.images import ImageBatch, Make, SizeError
 from shardkit.transforms.on_image import BOXES, MASK, ROWS, Failed, move
 from shardkit.transforms.steps import (
@@ -158,10 +159,10 @@ class Chain:
 
     fields: tuple[str, ...]
     stages: tuple[Stage, ...]
-    by_name: bool  # whether functions get values by name
     size: Size | None = None  # of the images as read, if all have the same
     kinds: tuple[str, ...] = ()  # the kind of each field after the image
     pixels: Kind | None = RGB  # of the results, before `Normalize`, if all have the same
+    whole: bool = False  # whether a function gets whole samples, of which some may lack fields
 
     @functools.cached_property
     def sizes(self) -> list[Size | None]:
@@ -230,7 +231,7 @@ class Chain:
         # Avoid holding full-size images of all samples in memory between stages.
         together = self.sizes[0] is not None or len(self.stages) == 1
         for some in [rows] if together else [[row] for row in rows]:
-            columns = [[samples[row][name] for row in some] for name in self.fields]
+            columns = [[samples[row].get(name) for row in some] for name in self.fields]
             self._run(Group(some, columns, draws.of(some)), samples, out, errors)
         return errors
 
@@ -241,7 +242,7 @@ class Chain:
         complete = []
         for row, sample in samples.items():
             absent = [name for name in self.fields if name not in sample]
-            if not absent:
+            if not absent or (self.whole and self.fields[0] not in absent):
                 complete.append(row)
             elif self.outputs or len(absent) < len(self.fields):
                 errors[row] = SampleError(
@@ -262,10 +263,11 @@ class Chain:
         for number, stage in enumerate(self.stages):
             enter("decode" if isinstance(stage, Job | MediaJob) else "transform")
             if isinstance(stage, Call):
-                failed = self._call(stage, group)
+                failed = self._call(stage, group, samples)
             elif isinstance(stage, MediaJob):
                 failed = _decode(stage, group)
             elif isinstance(stage, Job):
+                group.columns[0] = [*map(array_of, group.columns[0])]  # of functions before it
                 make = self._maker(number, group, out)
                 failed = stage.run(group, self.sizes[number], make, self.kinds)
             else:
@@ -289,13 +291,14 @@ class Chain:
             return _rows_of(between, range(len(group.rows)))
         return lambda _, shape, dtype: np.empty(shape, dtype)
 
-    def _call(self, call: Call, group: Group) -> dict[int, Failed]:
+    def _call(self, call: Call, group: Group, samples: Mapping[int, Sample]) -> dict[int, Failed]:
         failed = {}
-        for index in range(len(group.rows)):
+        for index, row in enumerate(group.rows):
             names = zip(self.fields, group.columns, strict=True)
             values = {name: column[index] for name, column in names}
+            key = {"__key__": samples[row]["__key__"]} if self.whole else {}
             try:
-                made = call(values, self.by_name, group.draws, index)
+                made = call(key | values, group.draws, index)
             except ShardkitError as error:
                 failed[index] = Failed(error)
                 continue

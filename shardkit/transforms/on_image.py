@@ -16,13 +16,15 @@ from shardkit.codecs.boxes import WITH_BOXES, boxes_in, is_boxes, turned_boxes
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.masks import MaskError, mask_of, values_of
+from shardkit.codecs.pixels import to_rgb
 from shardkit.codecs.window import Window
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.schema import Array, FieldType, Image, Schema
 
 Values = npt.NDArray[Any]
 
-MASK, BOXES, ROWS = "mask", "boxes", "rows"  # kinds of fields on an image; rows: one per box
+# Kinds of fields on an image; rows: one per box. Another image is only decoded.
+MASK, BOXES, ROWS, IMAGE = "mask", "boxes", "rows", "image"
 
 
 class Failed(NamedTuple):
@@ -77,6 +79,17 @@ def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
     )
 
 
+def kinds_given(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
+    """Return the kind of each field that a function gets along with an image; "" for others."""
+    on = {name for name in fields if is_on_image(name, schema[name])}
+    boxes = [name for name in on if _is_box_name(name) and isinstance(schema[name], Array)]
+    kinds = dict.fromkeys(on, MASK) | dict.fromkeys(boxes, BOXES)
+    if boxes:
+        kinds |= dict.fromkeys(WITH_BOXES, ROWS)
+    images = {name: IMAGE for name in fields if isinstance(schema[name], Image)}
+    return tuple({**images, **kinds}.get(name, "") for name in fields)
+
+
 def check_mask(name: str, kind: FieldType) -> None:
     """Raise UsageError for a field that cannot be the mask of an image."""
     whole = (
@@ -106,7 +119,7 @@ def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> N
 
 def is_on_image(name: str, kind: FieldType) -> bool:
     """Return whether a field has, by its type and name, boxes on an image or the mask of one."""
-    if isinstance(kind, Array) and "box" in name.lower():
+    if isinstance(kind, Array) and _is_box_name(name):
         return _may_be_boxes("boxes", kind)
     sides = kind.shape if isinstance(kind, Array) else None
     is_map = isinstance(kind, Image) or (sides is not None and len(sides) in (2, 3))
@@ -116,9 +129,13 @@ def is_on_image(name: str, kind: FieldType) -> bool:
 def with_what_is_on(image: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Return the fields of an image, and those that are to be transformed along with them."""
     found = [n for n, kind in schema.items() if n not in image and is_on_image(n, kind)]
-    boxes = any(isinstance(schema[name], Array) and "box" in name.lower() for name in found)
+    boxes = any(isinstance(schema[name], Array) and _is_box_name(name) for name in found)
     rows = [n for n in WITH_BOXES if boxes and n in schema and n not in image]
     return (*image, *found, *rows)
+
+
+def _is_box_name(name: str) -> bool:
+    return "box" in name.lower()
 
 
 def _may_be_boxes(name: str, kind: FieldType) -> bool:
@@ -142,8 +159,11 @@ def move(
     """
     for field, kind in enumerate(kinds):
         try:
-            if kind == MASK:
-                mask = mask_values(columns[field][number], header)
+            value = columns[field][number]
+            if kind == IMAGE and isinstance(value, bytes):
+                columns[field][number] = to_rgb(value)
+            elif kind == MASK:
+                mask = mask_values(value, header)
                 columns[field][number] = cut_mask(mask, window)
             elif kind == BOXES:
                 _move_boxes(columns, kinds, number, header, window)

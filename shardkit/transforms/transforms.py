@@ -24,16 +24,20 @@ from shardkit.helpers.keywords import takes
 from shardkit.sample import Sample
 from shardkit.schema import Array, Audio, FieldType, Image, Schema, Video
 from shardkit.storage import fs
+from shardkit.transforms import functions
 from shardkit.transforms.calls import Call, name_of
 from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
 from shardkit.transforms.direct import Direct, Planned
 from shardkit.transforms.draws import Draws
+from shardkit.transforms.functions import NAMES, VALUE
 from shardkit.transforms.media import AudioJob, VideoJob
 from shardkit.transforms.on_image import (
+    IMAGE,
     MASK,
     check_mask,
     check_rows,
     is_on_image,
+    kinds_given,
     kinds_of,
     with_what_is_on,
 )
@@ -65,9 +69,11 @@ class Transforms:
     image. The others are masks or boxes, which get the same geometry, or arrays with one row per
     box.
 
-    Any other callable takes the value of the field. For a tuple of fields, it takes the values as
-    keyword arguments, and returns a dict with the same names. It is called from several threads at
-    the same time. Transforms of audio and video come before functions.
+    Any other callable takes the value of the field; images are decoded first, unless a parameter is
+    annotated as bytes. Images are given as `functions` describes. For a tuple of fields, it takes
+    the values as keyword arguments, and returns a dict with the same names. A function instead of a
+    dict takes whole samples. It is called from several threads at the same time. Transforms of
+    audio and video come before functions.
 
     >>> from shardkit.schema import Int
     >>> from shardkit.transforms.steps import RandomResizedCrop
@@ -76,17 +82,14 @@ class Transforms:
     {'image': ((224, 224, 3), dtype('uint8'))}
     """
 
-    def __init__(self, transforms: Mapping[str | tuple[str, ...], Any], schema: Schema) -> None:
-        if not isinstance(transforms, Mapping):
-            raise UsageError(
-                "transforms are given by field",
-                expected='a dict such as {"image": shardkit.RandomResizedCrop(224)}',
-                found=repr(transforms),
-            )
+    def __init__(self, transforms: Any, schema: Schema) -> None:
         self._schema = schema
         self.planned: dict[str, Direct] = {}  # by field of images: what leaves them encoded
         self.after: dict[str, tuple[Call, ...]] = {}  # functions of their decoded batches
         self.chains: list[Chain] = []
+        if not isinstance(transforms, Mapping):
+            self.chains.append(_whole(transforms, schema))
+            return
         taken: set[str] = set()
         for number, (given, steps) in enumerate(transforms.items()):
             fields = _fields(given, schema)
@@ -96,8 +99,10 @@ class Transforms:
                     f"field {twice[0]!r} has transforms in two places",
                     fix="list all of them in one place, in order",
                 )
+            made = _steps(given, steps)
+            fields = _with_what_moves(given, fields, transforms, schema)
             taken.update(fields)
-            self.chains.append(_chain(given, fields, _steps(given, steps), schema, number))
+            self.chains.append(_chain(given, fields, made, schema, number))
         for chain in self.chains:
             _check_left(chain, self.chains, schema)
 
@@ -119,6 +124,12 @@ class Transforms:
             for chain in self.chains
             if not isinstance(chain.stages[-1], Call | AudioJob)
         )
+
+    @property
+    def of_functions(self) -> frozenset[str]:
+        """The fields of images whose results are from a function, which may be images or not."""
+        calls = (chain.stages[-1] for chain in self.chains)
+        return frozenset(name for call in calls if isinstance(call, Call) for name in call.images)
 
     @property
     def encoded(self) -> frozenset[str]:
@@ -289,17 +300,8 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
 
 
 def _steps(given: Any, steps: Any) -> list[Step]:
-    made = list(steps) if isinstance(steps, list | tuple) else [steps]
+    made = _listed(steps)
     for step in made:
-        # Transforms of torchvision return values other than theirs unchanged.
-        if any(kind.__module__.partition(".")[0] == "torchvision" for kind in type(step).__mro__):
-            raise UsageError(
-                f"{name_of(step)} of {given!r} takes tensors, and would do nothing here",
-                expected="a function of NumPy arrays, uint8 (height, width, 3)",
-                found=f"{step!r:.200}",
-                fix="[shardkit.Decode(), lambda pixels: transform(torch.from_numpy(pixels)"
-                ".permute(2, 0, 1)).permute(1, 2, 0).numpy()], with the transform of torchvision",
-            )
         is_class = isinstance(step, type) and issubclass(step, Transform)
         if is_class or not (isinstance(step, Transform) or callable(step)):
             expected = "an instance of one of shardkit's, or a function"
@@ -309,16 +311,48 @@ def _steps(given: Any, steps: Any) -> list[Step]:
     return made
 
 
+def _with_what_moves(
+    given: Any, fields: tuple[str, ...], transforms: Mapping[Any, Any], schema: Schema
+) -> tuple[str, ...]:
+    """Return the fields, and what is on the image if it alone is moved, by transforms of ours."""
+    moved = [key for key, steps in transforms.items() if _moves(steps)]
+    if moved != [given] or isinstance(given, tuple) or is_on_image(given, schema[given]):
+        return fields
+    found = with_what_is_on(fields, schema)
+    named = {name for key in transforms for name in (key if isinstance(key, tuple) else (key,))}
+    own = all(isinstance(step, Transform) for step in _listed(transforms[given]))
+    return found if own and named.isdisjoint(found[1:]) else fields
+
+
+def _moves(steps: Any) -> bool:
+    return any(isinstance(step, Geometric) for step in _listed(steps))
+
+
+def _listed(steps: Any) -> list[Any]:
+    return list(steps) if isinstance(steps, list | tuple) else [steps]
+
+
 def _chain(
-    given: Any, fields: tuple[str, ...], steps: list[Step], schema: Schema, number: int
+    given: Any,
+    fields: tuple[str, ...],
+    steps: list[Step],
+    schema: Schema,
+    number: int,
+    whole: bool = False,
 ) -> Chain:
     size, kinds, pixels = None, tuple[str, ...](), Decode().known(None, None)
+    way = functions.SAMPLE if whole else NAMES if isinstance(given, tuple) else VALUE
     job = _MEDIA.get(type(schema[fields[0]]))
     if job is not None and isinstance(steps[0], Transform):
         media = _media_stages(given, steps, job, number * _STREAMS)
-        return Chain(fields, media, isinstance(given, tuple))
+        return Chain(fields, media)
+    encoded = isinstance(schema[fields[0]], Image) and not isinstance(steps[0], Transform)
+    decoded = encoded and not functions.takes_bytes(steps[0])
     if any(isinstance(step, Transform) for step in steps):
         kinds = kinds_of(fields[1:], schema)
+    elif decoded:
+        kinds = kinds_given(fields[1:], schema)
+    steps = [Decode(), *steps] if decoded else steps
     if isinstance(steps[0], Transform):
         decode = steps[0] if isinstance(steps[0], Decode) else Decode()
         size = _size(steps[0], fields[0], schema[fields[0]], decode)
@@ -326,18 +360,35 @@ def _chain(
         for name, kind in zip(fields[1:], kinds, strict=True):
             if kind == MASK:
                 check_mask(name, schema[name])
-    stages = _stages(given, steps, number * _STREAMS)
+    found = {fields[0]: IMAGE} if _is_image(steps, schema[fields[0]]) else {}
+    found |= zip(fields[1:], kinds, strict=False)
+    # Decoding draws no numbers: it takes no step's stream.
+    stages = _stages(given, steps, number * _STREAMS - decoded, way, found)
     if any(isinstance(step, RandomResizedCrop | CenterCrop) for step in steps):
         check_rows(fields, kinds, schema)
     _check_channels(given, stages, pixels)
-    return Chain(fields, stages, isinstance(given, tuple), size, kinds, pixels)
+    return Chain(fields, stages, size, kinds, pixels, whole)
+
+
+def _whole(function: Any, schema: Schema) -> Chain:
+    """Return the chain of a function of whole samples, whose images are decoded."""
+    if not callable(function) or isinstance(function, Transform | type):
+        raise UsageError(
+            "transforms are given by field, or as a function of samples",
+            expected='a dict such as {"image": shardkit.RandomResizedCrop(224)}',
+            found=repr(function),
+        )
+    images = [n for n, k in schema.items() if isinstance(k, Image) and not is_on_image(n, k)]
+    fields = tuple(dict.fromkeys([*images, *schema]))
+    return _chain(fields, fields, [function], schema, 0, whole=True)
 
 
 def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
     """Raise UsageError if a mask or boxes would stay where they were while their image moves."""
     image = chain.fields[0]
     steps = [step for stage in chain.stages if isinstance(stage, Job) for step in stage.steps]
-    if not steps or is_on_image(image, schema[image]):
+    calls = [stage for stage in chain.stages if isinstance(stage, Call) and stage.images]
+    if not (steps or calls) or is_on_image(image, schema[image]):
         return
     random = any(step.numbers for step in steps)  # then the same steps elsewhere draw other numbers
     for name, kind in schema.items():
@@ -345,10 +396,16 @@ def _check_left(chain: Chain, chains: Sequence[Chain], schema: Schema) -> None:
         alone = any(name == other.fields[0] for other in chains)
         if is_on_image(name, kind) and not along and (random or not alone):
             fields = with_what_is_on(chain.fields, schema)
+            together = f"transforms={{{fields}: [...]}}"
+            if calls:
+                together = (
+                    f"transforms={calls[0]!r}, if it takes whole samples, as a function of yours,"
+                    " or a Compose of torchvision's v2 or of albumentations, may"
+                )
             raise UsageError(
                 f"the image {image!r} would be moved, but not what is on it: {name!r}",
-                found=f"{', '.join(map(repr, steps)):.200} for {image!r}",
-                fix=f"transforms={{{fields}: [...]}}; or leave {name!r} out of fields=[...]",
+                found=f"{', '.join(map(repr, [*steps, *calls])):.200} for {image!r}",
+                fix=f"{together}; or leave {name!r} out of fields=[...]",
             )
 
 
@@ -374,11 +431,13 @@ def _media_stages(
                 f"{step!r} is not for {given!r}, or comes after a function",
                 expected="transforms of its type, then functions",
             )
-        stages.append(Call(step, number))
+        stages.append(Call(step, number, kinds={given: IMAGE} if kind is VideoJob else None))
     return tuple(stages)
 
 
-def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
+def _stages(
+    given: Any, steps: list[Step], stream: int, way: str, kinds: Mapping[str, str]
+) -> tuple[Stage, ...]:
     """Return the steps, merging neighbours into one job if possible. Each has a random stream."""
     stages: list[Stage] = []
     for number, step in enumerate(steps, stream):
@@ -390,7 +449,7 @@ def _stages(given: Any, steps: list[Step], stream: int) -> tuple[Stage, ...]:
                 fix="normalize last",
             )
         if not isinstance(step, Transform):
-            stages.append(Call(step, number))
+            stages.append(Call(step, number, way, kinds))
             continue
         if isinstance(step, MediaTransform):
             raise UsageError(
@@ -431,6 +490,13 @@ def _check_channels(given: Any, stages: Sequence[Stage], pixels: Kind | None) ->
             found=f"{pixels[0]} channels, of {pixels[1]}",
             fix="give a mean and a std for each channel",
         )
+
+
+def _is_image(steps: list[Step], kind: FieldType) -> bool:
+    """Return whether functions get pixels: decoded ones, or those of a field of pixels."""
+    shape = kind.shape if isinstance(kind, Array) and kind.dtype is not None else None
+    pixels = shape is not None and len(shape) == 3 and shape[2] in (1, 3, 4)
+    return pixels or isinstance(steps[0], Transform)
 
 
 def _size(step: Transform, name: str, kind: FieldType, decode: Decode) -> Size | None:

@@ -201,15 +201,12 @@ def test_loaders_and_iterations_of_one_dataset_plan_each_window_once(
 MASK, BOXES = shardkit.Array("uint8", (None, None)), shardkit.Array("float32", (None, 4))
 FLIP = shardkit.RandomHorizontalFlip()
 LEFT = [
-    ({"boxes": BOXES}, {"image": CROP}, ("image", "boxes")),
-    (
-        {"boxes": BOXES, "iscrowd": shardkit.Array("int64", (None,))},
-        {"image": [shardkit.Decode(), FLIP]},
-        ("image", "boxes", "iscrowd"),
-    ),
-    ({"mask": shardkit.Image()}, {"image": CROP}, ("image", "mask")),
     ({"mask": shardkit.Image()}, {"image": [CROP, FLIP], "mask": [CROP, FLIP]}, None),
     ({"mask": MASK, "bboxes": BOXES}, {("image", "mask"): CROP}, ("image", "mask", "bboxes")),
+    ({"boxes": BOXES}, {"image": [CROP, len]}, None),
+    ({"boxes": BOXES}, {"image": len}, None),
+    ({"mask": MASK}, {"image": [shardkit.Decode(), len]}, None),
+    ({"other": shardkit.Image(), "mask": MASK}, {"image": CROP, "other": CROP}, None),
 ]
 
 
@@ -221,7 +218,32 @@ def test_what_is_on_an_image_moves_with_it_or_the_transforms_are_refused(more, t
     if along is not None:  # what the error says to do
         assert f"transforms={{{along}: [...]}}" in error.value.fix
         Transforms({along: CROP}, schema)
-    Transforms({"image": CROP}, shardkit.Schema({"image": shardkit.Image()}))  # without the others
+    if "len" in str(transforms):
+        assert "if it takes whole samples" in error.value.fix
+        Transforms(len, schema)
+
+
+@pytest.mark.parametrize(
+    ("more", "fields"),
+    [
+        ({"boxes": BOXES, "label": shardkit.Int()}, ("image", "boxes")),
+        (
+            {"boxes": BOXES, "iscrowd": shardkit.Array("int64", (None,))},
+            ("image", "boxes", "iscrowd"),
+        ),
+        ({"mask": shardkit.Image(), "other": BOXES}, ("image", "mask")),
+        ({}, ("image",)),
+    ],
+)
+def test_transforms_of_an_image_alone_move_what_is_on_it(more, fields):
+    schema = shardkit.Schema({"image": shardkit.Image(), **more})
+    for steps in (CROP, [shardkit.Decode(), FLIP]):
+        [chain] = Transforms({"image": steps}, schema).chains
+        assert chain.fields == fields
+    [chain, _] = Transforms(
+        {"image": CROP, "label": str}, shardkit.Schema({**schema, "label": shardkit.Int()})
+    ).chains
+    assert chain.fields == fields
 
 
 def test_what_does_not_move_or_is_not_on_the_image_may_stay(photos):
@@ -231,25 +253,6 @@ def test_what_does_not_move_or_is_not_on_the_image_may_stay(photos):
     Transforms({"image": shardkit.Decode()}, schema)
     Transforms({"image": shardkit.Resize(8), "mask": lambda mask: mask[::2]}, schema)
     Transforms({("image", "mask"): [CROP, FLIP]}, schema)
-
-
-def test_a_transform_of_torchvision_is_refused(photos):
-    """It returns everything but its own kinds of images unchanged, so that nothing would happen."""
-    kind = type("RandomCrop", (torch.nn.Module,), {"forward": lambda self, image: image})
-    kind.__module__ = "torchvision.transforms.v2._geometry"
-    crop = kind()
-    for steps in (crop, [shardkit.Decode(), crop]):
-        with pytest.raises(shardkit.UsageError, match="takes tensors") as error:
-            Loader(photos, batch_size=2, transforms={"image": steps})
-    own = type("Own", (torch.nn.Sequential,), {"forward": lambda self, pixels: pixels})
-    Loader(photos, batch_size=2, transforms={"image": own(crop)})  # may call it as it should be
-    names = {"shardkit": shardkit, "torch": torch, "transform": lambda image: image.flip(-1)}
-    fixed = eval(error.value.fix.partition(", with the")[0], names)
-    options = {"batch_size": 2, "threads": 0, "fields": ["image"]}
-    made = next(iter(Loader(photos, transforms={"image": fixed}, **options)))["image"]
-    plain = next(iter(Loader(photos, transforms={"image": shardkit.Decode()}, **options)))["image"]
-    for one, other in zip(made, plain, strict=True):
-        assert torch.equal(one.movedim(-1, 0), other.flip(-1))
 
 
 # --- how much is made ahead ----------------------------------------------------------------------

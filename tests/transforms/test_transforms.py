@@ -96,7 +96,15 @@ def test_without_memory_of_a_batch_all_is_in_the_samples(steps):
     assert all((values == 77).all() for values in out.values())
 
 
-def test_functions_get_fields_that_are_no_images_and_bytes_before_any_decoding():
+def sized(data: bytes):
+    return len(data)
+
+
+def backward(data: "bytes"):
+    return data[::-1]
+
+
+def test_functions_get_fields_that_are_no_images_and_bytes_if_they_ask_for_them():
     samples = [{"__key__": "a", "text": "ABC", "tokens": np.array([3, 1, 2], np.uint16)}]
     found = applied({"text": [str.lower, Doubled()], "tokens": np.sort}, samples, SCHEMA)[0]
     assert (found["text"], found["tokens"].tolist()) == ("abcabc", [1, 2, 3])
@@ -109,9 +117,10 @@ def test_functions_get_fields_that_are_no_images_and_bytes_before_any_decoding()
     assert (found["text"], found["tokens"].tolist()) == ("ab", [3, 1])
     assert "more" not in found
     data = photos(1)[0]["image"]
-    assert applied({"image": len}, photos(1))[0]["image"] == len(data)
+    assert applied({"image": sized}, photos(1))[0]["image"] == len(data)
+    assert applied({"image": np.shape}, photos(1))[0]["image"] == (50, 60, 3)
     backwards = [{"__key__": "0", "image": data[::-1]}]
-    found = applied({"image": [lambda value: value[::-1], CROP]}, backwards)
+    found = applied({"image": [backward, CROP]}, backwards)
     assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
 
 

@@ -115,7 +115,7 @@ def test_frames_are_channels_last_until_torch(videos):
         return clip // 2
 
     [last, *_] = Loader(videos, batch_size=2, transforms={"video": [SampleFrames(2), faded]})
-    assert last["video"].shape == (2, 2, 64, 96, 3)  # of a function, as it is
+    assert last["video"].shape == (2, 2, 3, 64, 96)  # of a function, too
 
 
 def test_what_cannot_be_decoded_is_an_error_or_replaced(tmp_path):

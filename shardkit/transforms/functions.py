@@ -1,0 +1,274 @@
+"""Functions of other libraries: what each takes, and where its random numbers come from.
+
+torchvision gets Pillow images, albumentations arrays (height, width, channels), kornia and other
+modules of torch tensors (channels, height, width). Other functions get values as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from shardkit.errors import UsageError
+from shardkit.transforms.on_image import BOXES, IMAGE, MASK, ROWS
+
+VALUE, NAMES, SAMPLE = "value", "names", "sample"  # how a function takes its fields
+OF_TORCH = ("torchvision", "kornia", "torch")  # libraries whose random numbers are torch's
+_LIBRARIES = ("torchvision", "albumentations", "kornia")
+# The functions and methods of torch that take a generator.
+_RANDOM = frozenset(
+    [
+        "bernoulli",
+        "bernoulli_",
+        "cauchy_",
+        "exponential_",
+        "geometric_",
+        "log_normal_",
+        "multinomial",
+        "normal",
+        "normal_",
+        "poisson",
+        "rand",
+        "rand_like",
+        "randint",
+        "randint_like",
+        "randn",
+        "randn_like",
+        "random_",
+        "randperm",
+        "uniform_",
+    ]
+)
+
+
+def library_of(function: Any) -> str:
+    """Return the library whose conventions a function follows, by its base classes; "" for none."""
+    named = (getattr(kind, "__module__", None) for kind in (function, *type(function).__mro__))
+    roots = {str(name).partition(".")[0] for name in named}
+    for library in _LIBRARIES:
+        if library in roots:
+            return library
+    if not _is("torch.nn", "Module", function):
+        return ""
+    inside = {type(module).__module__.partition(".")[0] for module in function.modules()}
+    return "kornia" if "kornia" in inside else "torch"
+
+
+def _is(module: str, name: str, value: Any) -> bool:
+    """Return whether a value is of a class, without importing its module."""
+    kind = getattr(sys.modules.get(module), name, None)
+    return isinstance(kind, type) and isinstance(value, kind)
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]  # imported already, by the function
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor of torch."""
+    return _is("torch", "Tensor", value)
+
+
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of a function, by name."""
+    try:
+        return inspect.signature(function).parameters
+    except (ValueError, TypeError):  # some functions in C have no signature
+        return {}
+
+
+def takes_bytes(function: Any) -> bool:
+    """Return whether a function asks for encoded images, as `def f(data: bytes)` does."""
+    return any(one.annotation in (bytes, "bytes") for one in parameters_of(function).values())
+
+
+# --- calls ---------------------------------------------------------------------------------------
+
+
+def check(function: Any, way: str) -> str:
+    """Return the library of a function. Raises UsageError if it cannot take its fields this way."""
+    library = library_of(function)
+    if library == "kornia" and way != VALUE:
+        raise UsageError(
+            "a module of kornia gets a single image here, not several fields",
+            found=f"{function!r:.200}",
+            fix="transform whole batches with it, after loading; or use a function of samples",
+        )
+    if library == "albumentations" and way != VALUE:
+        boxes = getattr(function, "processors", {}).get("bboxes")
+        if boxes is not None and boxes.params.format != "pascal_voc":
+            raise UsageError(
+                "boxes are in pixels: x0, y0, x1, y1",
+                expected='BboxParams(format="pascal_voc", label_fields=["categories"])',
+                found=f"format={boxes.params.format!r}",
+            )
+    return library
+
+
+def call(
+    function: Callable[..., Any],
+    library: str,
+    way: str,
+    values: Mapping[str, Any],
+    kinds: Mapping[str, str],
+    more: Mapping[str, Any],
+) -> Any:
+    """Call a function with the values of some fields, which are of these kinds, as it takes them.
+
+    `more` are further arguments. Returns its result: a value, or a dict of fields.
+    """
+    if library == "albumentations" and way != NAMES:
+        return _albumented(function, way, values, kinds)
+    size = next((np.shape(v)[:2] for n, v in values.items() if kinds.get(n) == IMAGE), None)
+    given = {n: _given(library, v, kinds.get(n, ""), size, way) for n, v in values.items()}
+    if way == VALUE:
+        (value,) = given.values()
+        made = function(value, **more)
+        one = library == "kornia" and is_tensor(value) and is_tensor(made)
+        # Augmentations of kornia return a batch of one image.
+        return made[0] if one and made.ndim == value.ndim + 1 and len(made) == 1 else made
+    if way == NAMES and library != "torchvision":
+        return function(**given, **more)
+    return function(given, **more)
+
+
+def _albumented(
+    compose: Callable[..., Any], way: str, values: Mapping[str, Any], kinds: Mapping[str, str]
+) -> Any:
+    """Call albumentations, which has names of its own for images, masks and boxes."""
+    names = {name: _ALBUMENTED[kind] for name, kind in kinds.items() if kind in _ALBUMENTED}
+    names |= {name: name for name, kind in kinds.items() if kind == ROWS}
+    names = {name: to for name, to in names.items() if values[name] is not None}
+    if len(set(names.values())) < len(names):
+        what = "albumentations takes one image and one mask here"
+        raise UsageError(what, found=", ".join(names), fix="use a function of samples")
+    made = compose(**{to: array_of(values[name]) for name, to in names.items()})
+    if way == VALUE:
+        return made["image"]
+    results = {name: made[to] for name, to in names.items()}
+    for name, before in values.items():
+        if kinds.get(name) in (BOXES, ROWS) and name in results:
+            array = np.asarray(results[name], before.dtype)
+            results[name] = array.reshape(-1, *before.shape[1:])
+    return {**values, **results}
+
+
+_ALBUMENTED = {IMAGE: "image", MASK: "mask", BOXES: "bboxes"}
+
+
+def _given(library: str, value: Any, kind: str, size: Any, way: str) -> Any:
+    """Return a value as a library takes it."""
+    if kind == IMAGE:
+        return image_for(library, value)
+    if library not in OF_TORCH or not isinstance(value, np.ndarray) or value.dtype.kind in "OSUMm":
+        return array_of(value) if not library else value
+    tensor = _tensor(value)
+    if library == "torchvision" and way != VALUE and kind in (MASK, BOXES):
+        tv_tensors: Any = sys.modules["torchvision.tv_tensors"]
+        if kind == MASK:
+            return tv_tensors.Mask(tensor)
+        return tv_tensors.BoundingBoxes(tensor, format="XYXY", canvas_size=size)
+    return tensor
+
+
+def image_for(library: str, value: Any) -> Any:
+    """Return an image, from shardkit or from an earlier function, as a library takes it."""
+    if library == "torchvision":
+        pixels = isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3
+        if pixels and value.shape[2] in (1, 3, 4):
+            import PIL.Image
+
+            return PIL.Image.fromarray(value[:, :, 0] if value.shape[2] == 1 else value)
+        return _tensor(np.moveaxis(value, -1, -3)) if isinstance(value, np.ndarray) else value
+    if library not in OF_TORCH:
+        return array_of(value) if library or not is_tensor(value) else value
+    if not is_tensor(value):
+        value = _tensor(np.moveaxis(array_of(value), -1, -3))
+    if library == "kornia" and not value.is_floating_point():
+        return value.float() / _torch().iinfo(value.dtype).max
+    return value
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor with memory of its own, as a module may write into it."""
+    return _torch().from_numpy(np.array(array, array.dtype.newbyteorder("="), order="C"))
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def array_of(image: Any) -> Any:
+    """Return (height, width, channels) of a Pillow image or a tensor; other values unchanged."""
+    if _is("PIL.Image", "Image", image):
+        pixels = np.asarray(image.convert("RGB") if image.mode == "P" else image)
+        return pixels[:, :, None] if pixels.ndim == 2 else pixels
+    if is_tensor(image) and image.ndim >= 3:
+        return np.ascontiguousarray(np.moveaxis(image.numpy(force=True), -3, -1))
+    return image
+
+
+def result_of(value: Any, kind: str, before: Any) -> Any:
+    """Return what becomes of a field: tensors only for images, and where a tensor or none was."""
+    if is_tensor(value):
+        if kind != IMAGE and isinstance(before, np.ndarray) and kind:
+            return value.numpy(force=True)
+        return value.detach().as_subclass(_torch().Tensor)
+    return array_of(value)
+
+
+def stacked(values: list[Any]) -> Any:
+    """Stack numbers, or arrays or tensors of one shape and type; return other lists unchanged."""
+    first = values[0]
+    kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
+    if len(kinds) > 1 or isinstance(first, str):  # np.str_ is a generic, too
+        return values
+    if is_tensor(first):
+        return _torch().stack(values)
+    return np.stack(values) if isinstance(first, int | float | np.generic | np.ndarray) else values
+
+
+def in_numpy(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch or a sample with arrays instead of tensors."""
+
+    def array(value: Any) -> Any:
+        return value.numpy(force=True) if is_tensor(value) else value
+
+    lists = {n: [*map(array, v)] for n, v in batch.items() if type(v) is list}
+    return {name: lists.get(name, array(value)) for name, value in batch.items()}
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+
+def seeded(seed: int) -> Any:
+    """A context in which torch draws from a generator of its own, in this thread only.
+
+    The generator of the process, from which other threads draw, is neither used nor changed.
+    """
+    return _seeded()(seed)
+
+
+@functools.cache
+def _seeded() -> Any:
+    torch = _torch()
+    mode: Any = torch.overrides.TorchFunctionMode
+
+    class Seeded(mode):  # type: ignore[misc]  # its class is known only when torch is imported
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self._generator = torch.Generator().manual_seed(seed)
+
+        def __torch_function__(
+            self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            more = kwargs or {}
+            if getattr(function, "__name__", "") in _RANDOM and more.get("generator") is None:
+                more = {**more, "generator": self._generator}
+            return function(*args, **more)
+
+    return Seeded
