@@ -218,7 +218,7 @@ def test_values_of_all_kinds(monkeypatch):
     assert first.size == (96, 64)
     assert np.abs(np.asarray(mask_.convert("L"), int) - 255).max() < 5
     for words in (
-        "8,000 Hz x 1, 2.00 s", "mp4 h264 96 x 64, 40 frames", "png 60 x 40, brightened",
+        "8,000 Hz x 1, 2.00 s", "mp4 h264 96 x 64, 40 frames", "png 60 x 40, 1 channel, brightened",
         "one\ntwo", "mp4 h264: 1", "908 characters", "0.123457", "[0, 2]", "b1, c2",
         "0 / 49.5 / 99 (min / mean / max)", "no finite number", "uint8 (28, 28)", "(28, 28): 1",
     ):  # fmt: skip

@@ -2,8 +2,9 @@
 
 Each imports only those on lines below its own:
 
-    damage given
-    crop frames masks packed_images perceptual sound values
+    damage
+    given values
+    crop frames masks packed_images perceptual sound
     media pixels
     header jpeg media_info
     boxes image

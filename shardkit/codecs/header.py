@@ -67,6 +67,11 @@ class Header(NamedTuple):
     @property
     def kind(self) -> str:
         """The format, and what differs from 8-bit RGB: "png (16-bit, 1 channel)"."""
+        return f"{self.format} ({', '.join(self.details)})" if self.details else self.format
+
+    @property
+    def details(self) -> list[str]:
+        """What differs from 8-bit RGB, in words."""
         bits, words = 8 * np.dtype(self.dtype).itemsize, []
         if self.dtype != "uint8":
             words.append(f"{bits}-bit" if self.dtype == "uint16" else self.dtype)
@@ -76,7 +81,7 @@ class Header(NamedTuple):
             words.append(f"{self.pages:,} pages")
         elif self.oddity == "animated":
             words.append(self.oddity)
-        return f"{self.format} ({', '.join(words)})" if words else self.format
+        return words
 
 
 def read_header(data: bytes) -> Header:

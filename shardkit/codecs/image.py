@@ -112,6 +112,17 @@ class UnsupportedError(NotAnImageError):
     fix = 'store it unchanged, and load it with shardkit.Decode(dtype="auto")'
 
 
+class TooDeepError(NotAnImageError):
+    """The target cannot hold the values of the image."""
+
+    what = "the image has more bits, channels or pages than can be stored there"
+    expected = None
+    fix = (
+        "give --image-format keep or raw, with another format than beton; or, of 16 bits, keep the"
+        " high byte with --image-format jpeg"
+    )
+
+
 class CutError(NotAnImageError):
     """The end of the image is missing."""
 

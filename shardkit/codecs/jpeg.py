@@ -99,11 +99,15 @@ def _standard_tables() -> bytes:
 
 
 def encode_jpeg(pixels: Pixels, quality: int, chroma: str, profile: bytes | None) -> bytes:
-    """Encode RGB pixels (height, width, 3) as a JPEG. Raises ValueError for too long a profile."""
+    """Encode pixels, RGB or grey (height, width, 3 or 1), as a JPEG.
+
+    Raises ValueError for too long a profile.
+    """
     import simplejpeg
 
+    colours, chroma = ("RGB", chroma) if pixels.shape[2] == 3 else ("GRAY", "Gray")
     data: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling=chroma
+        np.ascontiguousarray(pixels), quality=quality, colorspace=colours, colorsubsampling=chroma
     )
     if profile is None:
         return data

@@ -26,7 +26,7 @@ class MaskError(NotAnImageError):
     fix = "resize it to the size of the image"
 
 
-class TooDeepError(NotAnImageError):
+class DeepMaskError(NotAnImageError):
     """A mask with values that a format cannot hold."""
 
     what = "the format cannot hold the values of the mask"
@@ -83,11 +83,11 @@ def encode_mask(mask: Any) -> bytes:
 def ppm_mask(mask: Any) -> bytes:
     """Encode a mask as a PPM with its values in all channels, for formats that store PNGs as JPEGs.
 
-    Raises TooDeepError for values over 8 bits.
+    Raises DeepMaskError for values over 8 bits.
     """
     values = values_of(mask)
     if values.dtype != np.uint8 or values.shape[2:] not in ((), (3,)):
-        raise TooDeepError(
+        raise DeepMaskError(
             f"a mask of {values.dtype} {values.shape}, but only 8-bit RGB is supported"
         )
     return to_ppm(values if values.ndim == 3 else np.repeat(values[:, :, None], 3, axis=2))

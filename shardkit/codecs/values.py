@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs import tiff
+from shardkit.codecs.crop import crop_values
 from shardkit.codecs.header import PPM_SPACE, Header, read_header
 from shardkit.codecs.image import (
     CutError,
@@ -29,6 +30,7 @@ from shardkit.codecs.image import (
     refuse_want_of_memory,
 )
 from shardkit.codecs.pixels import decode, loaded, to_rgb, upright
+from shardkit.codecs.window import Window
 from shardkit.helpers.extras import extra, missing
 from shardkit.options import MAX_PIXELS
 
@@ -101,6 +103,20 @@ def with_channels(values: Values, channels: int | None) -> Values:
         opaque = 1 if values.dtype.kind == "f" else np.iinfo(values.dtype).max
         alpha = np.full((*values.shape[:2], 1), opaque, values.dtype)
     return np.concatenate([colours, alpha], axis=2)
+
+
+def cut(values: Values, window: Window, out: Values) -> None:
+    """Write a window of values (height, width, channels) to `out`; margins are 0.
+
+    Raises KindError for resizing values that float32 would round.
+    """
+    inner = window.clipped()
+    inside = np.empty((inner.rows, inner.columns, out.shape[2]), out.dtype)
+    try:
+        crop_values(values, inner.job(), inside)
+    except TypeError as error:
+        raise KindError(f"{error}; only cropping and mirroring keep them") from error
+    out[:] = window.with_margins(inside)
 
 
 def stored_values(data: bytes, header: Header) -> Values:
@@ -244,3 +260,23 @@ def _page_of_tifffile(data: bytes, page: tiff.Page) -> Values:
     if values.size != math.prod((page.width, page.height, page.channels)):
         raise UnsupportedError(f"a tiff file with pixels of shape {values.shape}")
     return values.reshape(page.height, page.width, page.channels).astype(page.dtype, copy=False)
+
+
+def to_tiff(values: Values, *, rgb: bool, profile: bytes | None = None) -> bytes:
+    """Encode values (height, width, channels) as an uncompressed TIFF, in one page.
+
+    `rgb` is whether three channels are colours. Raises MissingLibraryError without tifffile.
+    """
+    with extra("tiff", "writing this kind of TIFF"):
+        import tifffile
+    file, several = io.BytesIO(), values.shape[2] > 1
+    tifffile.imwrite(
+        file,
+        values if several else values[:, :, 0],
+        photometric="rgb" if rgb and values.shape[2] == 3 else "minisblack",
+        planarconfig="contig" if several else None,
+        metadata=None,
+        software=False,
+        iccprofile=profile,
+    )
+    return file.getvalue()

@@ -49,7 +49,7 @@ class ImageSteps:
     @functools.cached_property
     def _steps(self) -> ImageProcessor:
         pixels = self.options.pixels or self.transform is not None
-        return ImageProcessor(self.options, self.raw, pixels)
+        return ImageProcessor(self.options, self.raw, pixels, self.transform is not None)
 
     def __call__(self, sample: Sample) -> Shaped:
         """Apply the steps. Raises Filtered, and SampleError for invalid or unstorable images."""
@@ -88,6 +88,13 @@ class ImageSteps:
     def versions(self) -> dict[str, str]:
         """Return the versions of the libraries that determine the bytes."""
         return codec_versions()
+
+    def kind_of(self, data: bytes) -> tuple[str, int]:
+        """Return the type and the number of channels of an image's pixels after the steps."""
+        image = self._steps.plan(data)
+        header = image.header
+        deep = header.dtype, header.channels * header.pages
+        return deep if image.has_values else ("uint8", 3)
 
     def _plan(self, sample: Sample, name: str) -> Image:
         with _errors_of(sample, name):
@@ -279,11 +286,30 @@ def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:
     if options.format == "raw" and steps.raw == "array":
         square = options.resize_mode in ("exact", "crop") and options.upscale
         side = options.resize if square or options.resize_mode == "pad" else None
+        kinds = _raw_kinds(steps, source)
         for name in steps.images:
-            fields[name] = Array("|u1", (side, side, 3), optional=fields[name].optional)
+            found = kinds.get(name) or {("uint8", 3)}
+            array = Array()
+            if len(found) == 1:
+                ((dtype, channels),) = found
+                array = Array(np.dtype(dtype).str, (side, side, channels))
+            fields[name] = replace(array, optional=fields[name].optional)
         for name in steps.masks:
             fields[name] = Array(optional=fields[name].optional)
     return Schema(fields) if steps.transform is None else _transformed(fields, steps, source)
+
+
+def _raw_kinds(steps: ImageSteps, source: Source | Stream) -> dict[str, set[tuple[str, int]]]:
+    """Return the types and numbers of channels that the images of a few samples become."""
+    found: dict[str, set[tuple[str, int]]] = {}
+    for _, sample, *_ in some_of(source) if steps.transform is None else ():
+        if isinstance(sample, SampleError):
+            continue
+        for name in steps.images:
+            with contextlib.suppress(NotAnImageError):  # the conversion will report it
+                if name in sample:
+                    found.setdefault(name, set()).add(steps.kind_of(sample[name]))
+    return found
 
 
 def _transformed(

@@ -20,16 +20,19 @@ import simplejpeg
 from shardkit.codecs.color import ProfileError, converted, to_srgb
 from shardkit.codecs.crop import resize
 from shardkit.codecs.damage import damage
-from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import DecodeError, NotAnImageError, check_end
-from shardkit.codecs.pixels import decode, encode, upright
-from shardkit.codecs.window import Colour, Pixels, Window
+from shardkit.codecs.header import BANDS, Header, read_header
+from shardkit.codecs.image import DecodeError, NotAnImageError, TooDeepError, check_end
+from shardkit.codecs.pixels import decode, encode, to_png, upright
+from shardkit.codecs.values import Values, cut, stored_values, to_tiff
+from shardkit.codecs.window import Colour, Window
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
 
 RESIZED = "resized"
 # The image formats that are kept if pixels change, and the format for all others: for datasets
 # that can hold any image ("array"), and for those that hold only JPEG and raw pixels ("ppm").
 _WRITABLE = {"array": (("jpeg", "png", "webp", "ppm"), "png"), "ppm": (("jpeg", "ppm"), "jpeg")}
+# The types and the number of channels that PNG can hold, for images that are not 8-bit RGB.
+_PNG_TYPES, _PNG_CHANNELS = ("uint8", "uint16"), 4
 _ODD = {"animated": "animated (first frame)"}
 # Larger images are decoded one at a time per process, to bound its memory.
 _LARGE = 1 << 24
@@ -59,6 +62,7 @@ class Image(NamedTuple):
     format: str  # the image format to store
     to_srgb: Any  # the transform of its colour profile, or None
     reasons: list[str]  # why it must be re-encoded; if empty, it can pass
+    has_values: bool = False  # whether its values are kept, which 8-bit RGB cannot hold
 
     @property
     def is_whole(self) -> bool:
@@ -79,6 +83,7 @@ class ImageProcessor:
     options: ImageOptions
     raw: str  # how raw pixels are stored: "array", or "ppm" files
     pixels: bool  # whether any step changes pixels; otherwise all images pass
+    transformed: bool = False  # whether a user's function gets 8-bit RGB
 
     @property
     def as_array(self) -> bool:
@@ -96,6 +101,8 @@ class ImageProcessor:
         if not self.pixels:
             return Image(data, header, window, format, None, [])
         reasons = [] if window == Window.whole(*header.upright) else [RESIZED]
+        if self._keeps_values(header):
+            return self._plan_values(Image(data, header, window, format, None, reasons, True))
         if header.oddity:
             reasons.append(_ODD.get(header.oddity, header.oddity))
         if header.orientation != 1:
@@ -109,6 +116,29 @@ class ImageProcessor:
             reasons.append(about_it)
         return Image(data, header, window, format, transform, reasons)
 
+    def _keeps_values(self, header: Header) -> bool:
+        """Return whether values that 8-bit RGB cannot hold are kept. Raises TooDeepError."""
+        reduces = self.transformed or self.options.format in ("jpeg", "webp")
+        if not header.is_deep or reduces:
+            return False
+        if self.raw == "ppm":
+            raise TooDeepError(header.kind)
+        return True
+
+    def _plan_values(self, image: Image) -> Image:
+        header, reasons, asked = image.header, image.reasons, self.options.format
+        whole = header.pages == 1 and header.oddity != BANDS and header.channels <= _PNG_CHANNELS
+        format = "png" if whole and header.dtype in _PNG_TYPES else "tiff"
+        if asked == "png" != format:
+            raise TooDeepError(f"{header.kind}, which PNG cannot hold")
+        if header.orientation != 1:
+            reasons.append("rotated")
+        if asked != "keep" and (self.as_array or header.format != format):
+            reasons.append(f"{header.format} to {asked}")
+        if reasons and self._profile(header)[1]:
+            reasons.append("with a colour profile, not applied")
+        return image._replace(format=format)
+
     def _profile(self, header: Header) -> tuple[Any, str]:
         """Return the transform of a colour profile, and a description of it if it is not sRGB."""
         if header.profile is None or (self.options.icc == "keep" and header.colour == "RGB"):
@@ -119,7 +149,7 @@ class ImageProcessor:
             return None, "with an unreadable colour profile, taken as sRGB"
         return transform, "with a colour profile" if transform is not None else ""
 
-    def stored(self, image: Image, pixels: Pixels | None = None) -> tuple[Any, str]:
+    def stored(self, image: Image, pixels: Values | None = None) -> tuple[Any, str]:
         """Return an image as it is stored, the bytes of a file or raw pixels, and what was done.
 
         That is "passed", "resized", "encoded", "recompressed", or "kept" if that was not smaller.
@@ -155,9 +185,15 @@ class ImageProcessor:
             return finer or (known and CHROMA.index(header.chroma) > CHROMA.index(str(chroma)))
         return header.format == "webp" and quality is not None and not header.lossless
 
-    def made(self, image: Image) -> Pixels:
-        """Return the pixels (height, width, 3) after all steps."""
+    def made(self, image: Image) -> Values:
+        """Return the pixels (height, width, 3), or the values that are kept, after all steps."""
         header, window = image.header, image.window
+        if image.has_values:
+            with _guarded(header, self.options):
+                values = stored_values(image.data, header)
+                made = np.empty((window.rows, window.columns, values.shape[2]), values.dtype)
+                cut(values, window, made)
+                return made
         size = full = (window.full_width, window.full_height)
         if header.orientation >= 5:
             size = full[::-1]
@@ -180,11 +216,18 @@ class ImageProcessor:
             inner = pixels[part.top : part.top + part.rows, part.left : part.left + part.columns]
             return np.ascontiguousarray(window.with_margins(inner, self._background))
 
-    def _value(self, image: Image, pixels: Pixels) -> Any:
+    def _value(self, image: Image, pixels: Values) -> Any:
         """Return pixels as they are stored: encoded, or as an array."""
         options, header = self.options, image.header
         if self.as_array:
             return pixels
+        if image.format == "tiff":
+            colours = header.oddity != BANDS and header.pages == 1
+            return to_tiff(pixels, rgb=colours, profile=header.profile)
+        if image.has_values:
+            return to_png(pixels, header.profile)
+        if header.channels == 1 and (pixels == pixels[:, :, :1]).all():
+            pixels = pixels[:, :, :1]
         keeps = options.icc == "keep" and header.colour == "RGB"
         return encode(
             pixels,

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels, crop_values
+from shardkit.codecs.crop import can_crop, crop_jpegs, crop_pixels
 from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import CutError, NotAnImageError, TooLargeError
 from shardkit.codecs.pixels import ppm_header, to_rgb
-from shardkit.codecs.values import KindError, as_type, decoded, with_channels
+from shardkit.codecs.values import as_type, cut, decoded, with_channels
 from shardkit.codecs.window import Pixels, Window
 from shardkit.options import MAX_PIXELS
 from shardkit.transforms.steps import Decode, are_channels
@@ -96,13 +96,7 @@ class ImageBatch:
         else:
             values = with_channels(as_type(value, decode.dtype), decode.channels)
         made = make(number, (window.rows, window.columns, values.shape[2]), values.dtype)
-        inner = window.clipped()
-        inside = np.empty((inner.rows, inner.columns, *made.shape[2:]), made.dtype)
-        try:
-            crop_values(values, inner.job(), inside)
-        except TypeError as error:
-            raise KindError(f"{error}; only cropping and mirroring keep them") from error
-        made[:] = window.with_margins(inside)
+        cut(values, window, made)
         return made
 
     def cut_rgb(self, windows: Mapping[int, Window], out: Mapping[int, Pixels]) -> Errors:

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import pytest
 import tifffile
-from PIL import Image
+from PIL import Image, ImageCms
 
 import shardkit
 from shardkit.codecs import pixels
@@ -17,6 +17,9 @@ from shardkit.codecs.pixels import to_rgb
 from shardkit.codecs.values import decoded
 from shardkit.errors import SampleError, ShardkitWarning, UsageError
 from shardkit.inspection.inspect import inspect
+from shardkit.options import ImageOptions
+from shardkit.preprocess.images import steps_for
+from shardkit.schema import Schema
 from shardkit.torch import Loader
 from tests.codecs.sample_images import encoded
 
@@ -216,6 +219,111 @@ def test_every_bit_comes_through_a_format_into_a_batch(tmp_path, to):
         values = np.moveaxis(STORED[kind][1], 2, 0)
         assert batch[name].shape == (2, *values.shape)
         np.testing.assert_array_equal(batch[name].numpy()[1], values)
+
+
+DEEP = [
+    kind
+    for kind, (_, values) in STORED.items()
+    if values.dtype.itemsize > 1 or values.shape[2] not in (1, 3)
+]
+
+
+def converted(data, **options):
+    """The image after the steps of a conversion: a file, or an array."""
+    steps = steps_for(
+        Schema({"image": shardkit.Image()}),
+        ImageOptions(**options),
+        None,
+        options.pop("to", "array"),
+    )
+    return steps({"__key__": "a", "image": data})
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_steps_of_a_conversion_keep_all_values(kind):
+    data, values = STORED[kind]
+    shaped = converted(data, format="raw")
+    np.testing.assert_array_equal(shaped.sample["image"], values)
+    side = 7 if values.dtype.kind + str(values.itemsize) in ("i4", "f8") else 5  # 7: only cropped
+    for options, expected in (
+        ({"format": "keep", "icc": "srgb"}, values),
+        ({"format": "keep", "resize": side, "resize_mode": "crop"}, None),
+    ):
+        shaped = converted(data, **options)
+        found = decoded(shaped.sample["image"], "auto")
+        assert found.dtype == values.dtype.newbyteorder("=")
+        if expected is None:
+            assert found.shape == (side, side, values.shape[2])
+            assert values.min() <= found.min() <= found.max() <= values.max()
+        else:
+            np.testing.assert_array_equal(found, expected)
+            assert shaped.images["passed"] == 1
+    png = values.dtype == np.uint16 and kind != "pages" and values.shape[2] <= 4
+    if not png or (kind.startswith("tiff") and values.shape[2] == 4):  # its alpha is not declared
+        with pytest.raises(SampleError, match="more bits, channels or pages"):
+            converted(data, format="png")
+    else:
+        made = converted(data, format="png").sample["image"]
+        assert read_header(made).format == "png"
+        np.testing.assert_array_equal(decoded(made, "auto"), values)
+
+
+def test_margins_are_0_and_what_resizing_would_round_is_refused():
+    data, values = STORED["png 2"]
+    found = decoded(converted(data, resize=9, resize_mode="pad").sample["image"], "auto")
+    assert (found[:, 1:8] == values).all()
+    assert not found[:, [0, 8]].any()
+    with pytest.raises(SampleError, match="another kind"):
+        converted(STORED["tiff i4 1 False {}"][0], resize=5)
+
+
+def test_orientation_and_profile_of_deep_images_are_kept():
+    values = noise("u2", 9, 7, 3)
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    profile = profile.replace(b"rXYZ", b"?").replace(b"gXYZ", b"rXYZ").replace(b"?", b"gXYZ")
+    made = written(values, iccprofile=profile, extratags=[(274, 3, 1, 6, True)])
+    shaped = converted(made, format="png")
+    result = shaped.sample["image"]
+    assert dict(shaped.reasons) == {
+        "rotated": 1, "tiff to png": 1, "with a colour profile, not applied": 1,
+    }  # fmt: skip
+    np.testing.assert_array_equal(decoded(result, "auto"), np.rot90(values, -1))
+    assert read_header(result).profile == profile
+    small = converted(written(noise("f4", 9, 7, 3), iccprofile=profile), resize=5)
+    assert read_header(small.sample["image"]).dtype == "float32"
+
+
+@pytest.mark.filterwarnings("ignore::shardkit.errors.ShardkitWarning")
+def test_what_cannot_hold_the_values_is_refused_by_name(tmp_path):
+    schema = {"image": shardkit.Image()}
+    rows = [{"image": STORED["png 1"][0]}]
+
+    def convert(to="beton", name="o.beton", **options):
+        return shardkit.convert(rows, to, tmp_path / name, schema=schema, workers=0, **options)
+
+    for options in ({}, {"resize": 5}, {"image_format": "raw"}):
+        with pytest.raises(SampleError, match="more bits, channels or pages") as refused:
+            convert(**options)
+        assert refused.value.found == "png (16-bit, 1 channel)"
+    reasons = convert(image_format="jpeg").splits[""].reasons
+    assert reasons == {"16-bit": 1, "png to jpeg": 1}
+    for to in ("arrow", "wds"):
+        convert(to, f"raw-{to}", image_format="raw")
+        dataset = shardkit.open(tmp_path / f"raw-{to}")
+        assert dataset.schema["image"] == shardkit.Array("<u2", (None, None, 1))
+        np.testing.assert_array_equal(dataset[0]["image"], STORED["png 1"][1])
+    rows.append({"image": STORED["tiff f4 5 False {}"][0]})
+    convert("arrow", "mixed", image_format="raw")
+    assert shardkit.open(tmp_path / "mixed").schema["image"] == shardkit.Array()
+
+
+def test_grey_stays_one_channel_unless_its_margins_have_colours():
+    grey = encoded(Image.fromarray(noise("u1", 9, 7, 1)[:, :, 0]), "BMP")
+    for format, background, channels in (
+        ("png", "white", 1), ("jpeg", "white", 1), ("png", "red", 3), ("webp", "white", 3),
+    ):  # fmt: skip
+        shaped = converted(grey, format=format, background=background, resize=9, resize_mode="pad")
+        assert read_header(shaped.sample["image"]).channels == channels
 
 
 def test_crops_flips_and_normalize_keep_type_and_channels(tmp_path):

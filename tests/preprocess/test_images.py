@@ -225,8 +225,6 @@ ODD = {  # the file, the reason, and what is seen
             ("lossy WEBP", see_through(), encoded(see_through(), "WEBP", quality=95)),
         )
     },
-    **{f"16-bit {kind}": (deep(kind), "16-bit", photo()) for kind in ("PNG", "PPM", "TIFF")},
-    **{f"16-bit grey {kind}": (deep_grey(kind), "16-bit", photo("L")) for kind in ("PNG", "TIFF")},
     "animated GIF": (frames("GIF"), FIRST, opened(COARSE["GIF"])),
     "animated PNG": (frames("PNG"), FIRST, photo()),
     "animated WEBP": (frames("WEBP", lossless=True), FIRST, photo()),
@@ -262,6 +260,20 @@ def test_an_image_that_is_not_plain_is_made_anew_and_says_why(kind):
     assert shaped(found.sample["image"], icc="srgb").images["passed"] == 1
     for options in ({"min_size": 10}, {"check": "decode"}):  # no step for pixels
         assert_passes(data, **options)
+
+
+DEEP = {f"{kind}": (deep(kind), photo()) for kind in ("PNG", "PPM", "TIFF")}
+DEEP |= {f"grey {kind}": (deep_grey(kind), photo("L")) for kind in ("PNG", "TIFF")}
+
+
+@pytest.mark.parametrize("kind", DEEP)
+def test_16_bits_are_reduced_for_a_jpeg_which_is_said(kind):
+    data, seen = DEEP[kind]
+    found = shaped(data, format="jpeg", chroma="444", quality=100)
+    assert {said for said in found.reasons if "jpeg" not in said} == {"16-bit"}
+    result = opened(found.sample["image"])
+    assert (result.format, result.mode) == ("JPEG", "L" if "grey" in kind else "RGB")
+    assert psnr(result.convert("RGB"), seen.convert("RGB")) > 32
 
 
 # --- orientation and resizing ---------------------------------------------------------------------

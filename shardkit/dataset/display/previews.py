@@ -10,7 +10,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from shardkit.codecs.image import NotAnImageError, is_mask_name, probe
+from shardkit.codecs.header import read_header
+from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.media import format_of, media_info
 from shardkit.codecs.media_info import MediaInfo, NotMediaError
 from shardkit.codecs.pixels import encode, to_rgb
@@ -70,8 +71,8 @@ class Previews:
     def _images(self, name: str, images: Any, of: str) -> Markup:
         shown = []
         for image in images[:_IMAGES]:
-            info = probe(image)
-            about = f"{info.format} {info.width} x {info.height}"
+            info = read_header(image)
+            about = ", ".join([f"{info.format} {info.width} x {info.height}", *info.details])
             if info.width * info.height > _MAX_PIXELS:
                 shown.append(_note(f"{about}, too large for a preview"))
                 continue
@@ -238,10 +239,11 @@ def _decoded_if_known(dataset: Views, tokens: list[int]) -> str | None:
 def image_in_words(image: bytes) -> str:
     """Format, width, height and bytes of an encoded image, or why it is not an image."""
     try:
-        info = probe(image)
+        found = read_header(image)
     except NotAnImageError as error:
         return f"no image: {error}"
-    return f"{info.format} {info.width} x {info.height}, {len(image):,} bytes"
+    size = f"{found.format} {found.width} x {found.height}"
+    return ", ".join([size, *found.details, f"{len(image):,} bytes"])
 
 
 def media_in_words(data: bytes) -> str:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from shardkit.codecs import pixels
 from shardkit.codecs.array import dump_array
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError, check_end, unusable
+from shardkit.codecs.image import NotAnImageError, TooDeepError, check_end, unusable
 from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.codecs.media import format_as
 from shardkit.errors import DamagedError
@@ -321,6 +321,8 @@ def stored_image(value: bytes) -> StoredImage:
     if ppm is None:
         header = read_header(value)
         check_end(value, header.format)
+        if header.is_deep:
+            raise TooDeepError(header.kind)
         reason = _reason(header, value)
         width, height = header.width, header.height
         if reason:
@@ -339,8 +341,8 @@ def stored_image(value: bytes) -> StoredImage:
 
 
 # Properties of images that a JPEG cannot represent.
-_LOST = {"animated": "{} (first frame)", "transparent": "{} (transparent)", "16-bit": "{} (16-bit)"}
-_PORTABLE = {b"P4": "pbm", b"P5": "pgm", b"P6": "16-bit ppm"}
+_LOST = {"animated": "{} (first frame)", "transparent": "{} (transparent)"}
+_PORTABLE = {b"P4": "pbm", b"P5": "pgm"}
 
 
 def _reason(header: Header, value: bytes) -> str:
