@@ -701,7 +701,8 @@ typedef struct {
     int width, height; /* as stored */
     int components, orientation;
     int may_be_rgb; /* whether its components may be red, green and blue, which decoders guess */
-    Bytes profile;
+    int is_progressive, has_tables; /* Huffman's, for which libjpeg has a default */
+    Bytes profile, scans;
 } Header;
 
 static size_t number_of(const uint8_t *at, int count, int big_endian)
@@ -759,7 +760,10 @@ static int read_frame(Header *header, Bytes bytes)
 /* Reads a segment; returns 0 if the image must be left to others. */
 static int read_segment(Header *header, int marker, Bytes bytes)
 {
-    if (marker <= 0xCF && marker != 0xC4) { /* 0xC4: Huffman tables */
+    if (marker == 0xC4) {
+        header->has_tables = 1;
+    } else if (marker <= 0xCF) {
+        header->is_progressive = marker == 0xC2;
         return marker <= 0xC2 && read_frame(header, bytes);
     }
     if (marker == 0xE1 && bytes.size >= 6 && memcmp(bytes.data, "Exif\0", 6) == 0) { /* two 0s */
@@ -792,6 +796,7 @@ static int read_header(Header *header, Bytes bytes)
         int marker = bytes.data[at + 1];
         size_t length = number_of(bytes.data + at + 2, 2, 1);
         if (marker == 0xDA) {
+            header->scans = (Bytes){bytes.data + at, bytes.size - at};
             return header->width != 0;
         }
         if (marker == 0xFF) { /* fill bytes are allowed before a marker */
@@ -805,6 +810,19 @@ static int read_header(Header *header, Bytes bytes)
         }
     }
     return 0;
+}
+
+/* Whether other decoders make the same of an image. Of its damage, only wrong markers are seen: in
+   the one scan of a baseline image, there are only those of restarts. */
+static int is_common(const Header *header)
+{
+    const uint8_t *at = header->scans.data + 2, *end = header->scans.data + header->scans.size - 2;
+    int is_plain = header->has_tables && !header->may_be_rgb;
+    while (is_plain && !header->is_progressive && (at = memchr(at, 0xFF, (size_t)(end - at)))) {
+        is_plain = at[1] == 0 || (at[1] >= 0xD0 && at[1] <= 0xD7) || at[1] == 0xFF;
+        at += 1;
+    }
+    return is_plain;
 }
 
 /* --- windows ---------------------------------------------------------------------------------- */
@@ -1091,7 +1109,7 @@ static int crop_row(Work *work, const Many *many, Py_ssize_t row)
     if (!make_window(many, many->drawn + row * many->numbers, width, height, &window)) {
         return 0;
     }
-    if (many->out ? !write_row(work, many, row, bytes, &header, &window) : header.may_be_rgb) {
+    if (many->out ? !write_row(work, many, row, bytes, &header, &window) : !is_common(&header)) {
         return 0;
     }
     int64_t result[RESULT] = {window.x, window.y, window.width, window.height, window.full_width,

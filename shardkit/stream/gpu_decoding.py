@@ -22,14 +22,14 @@ import simplejpeg
 import torch
 
 from shardkit.codecs.crop import WINDOW
-from shardkit.errors import MissingLibraryError
+from shardkit.errors import MissingLibraryError, UsageError
 from shardkit.stream.ranks import default_threads
 from shardkit.transforms.direct import Direct, Planned
 
 _DEPTH = 3  # batches that DALI works on at a time
 _ENGINE = 0.9  # share of the JPEGs for the GPU's own JPEG engine, where it has one
 _END_SECONDS = 5.0  # to wait for the thread to end
-_FIX = """pip install "shardkit[gpu]", for CUDA 13 on Linux; for CUDA 12, nvidia-dali-cuda120"""
+_FIX = 'pip install "shardkit[gpu]", for CUDA 13 on Linux, or nvidia-dali-cuda120, for CUDA 12'
 
 
 def require_dali() -> None:
@@ -178,16 +178,23 @@ class _Pipeline:
 
     def _make(self, most: int) -> None:
         self._made, self._most = None, most
-        made = _pipeline(self._fields, most, self._device)
-        made.build()
-        self._made = made
-        # The first call runs as many batches as there are at a time: they have one image.
-        for _ in range(_DEPTH):
-            self._feed({name: [_nothing()] for name in self._fields})
-        made.schedule_run()
-        for _ in range(_DEPTH):
-            made.share_outputs()
-            made.release_outputs()
+        try:
+            self._made = made = _pipeline(self._fields, most, self._device)
+            # The first call runs as many batches as there are at a time: they have one image.
+            for _ in range(_DEPTH):
+                self._feed({name: [_nothing()] for name in self._fields})
+            made.schedule_run()
+            for _ in range(_DEPTH):
+                made.share_outputs()
+                made.release_outputs()
+        except RuntimeError as error:
+            self._made = None
+            raise UsageError(
+                f"DALI does not work on {str(self._device)!r}",
+                expected="a GPU with enough free memory, and a driver for the CUDA of DALI",
+                found=f"{error}"[-500:],
+                fix=f'decode="cpu"; or {_FIX}',
+            ) from error
 
     def _feed(self, every: Mapping[str, Sequence[Planned | torch.Tensor]]) -> None:
         from nvidia.dali.tensors import TensorCPU, TensorListCPU
@@ -226,6 +233,7 @@ def _pipeline(fields: Mapping[str, Direct], most: int, device: torch.device) -> 
     )
     with pipeline:
         pipeline.set_outputs(*(_pixels(name, direct, on_gpu) for name, direct in fields.items()))
+    pipeline.build()
     return pipeline
 
 

@@ -513,6 +513,28 @@ def test_a_random_number_out_of_range_is_no_crop_outside_of_the_image():
             assert crop.crop_many(**MANY | {"drawn": drawn})[0].tolist() == [True, False, True]
 
 
+@needs_crop_many
+def test_windows_are_computed_without_decoding_for_images_that_others_decode_alike():
+    """And damage neither crashes, nor is it more than a window less."""
+    others = OTHERS | {"with a wrong marker": JPEG[:-9] + b"\xff\xc4" + JPEG[-7:]}
+    some = [
+        JPEG,
+        *others.values(),
+        *(harmed(seed) for seed in range(200)),
+        jpeg(exif=exif(6)),
+        JPEG,
+    ]
+    sizes = np.array([len(data) for data in some])
+    drawn, more = np.random.default_rng(1).random((len(some), 23)), MANY["program"]
+    given = b"".join(some), sizes.cumsum() - sizes, sizes, drawn, more
+    done, windows = crop.windows_of_many(*given, (4, 5))
+    decoded, same_windows = crop.crop_many(*given, np.empty((len(some), 4, 5, 3), np.uint8))
+    assert done[[0, -1]].tolist() == [True, True]
+    assert not done[1 : len(others) + 1].any()
+    assert not done[-2]
+    assert (windows[done & decoded] == same_windows[done & decoded]).all()
+
+
 STATM = Path("/proc/self/statm")
 
 
