@@ -20,9 +20,9 @@ FOLDER = Path(sys.prefix, "clients")
 def run(library: str, script: str, *arguments: object, seconds: int = 240) -> Any:
     """What `script` prints, as JSON, on its last line. It finds `arguments` in sys.argv.
 
-    Where `library`, a module's name, is not installed, the test is skipped.
+    Where `library`, a module's name, is not installed there or here, the test is skipped.
     """
-    if PathFinder.find_spec(library.partition(".")[0], [str(FOLDER)]) is None:
+    if PathFinder.find_spec(library.partition(".")[0], [str(FOLDER), *sys.path]) is None:
         pytest.skip(f"{library} is not in {FOLDER}: see README's test command")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     env = {**os.environ, **quiet, "PYTHONPATH": str(FOLDER)}

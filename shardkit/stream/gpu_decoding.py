@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import threading
 import weakref
@@ -25,10 +26,12 @@ from shardkit.codecs.crop import WINDOW
 from shardkit.errors import MissingLibraryError, UsageError
 from shardkit.stream.ranks import default_threads
 from shardkit.transforms.direct import Direct, Planned
+from shardkit.transforms.steps import Normalize
 
 _DEPTH = 3  # batches that DALI works on at a time
 _ENGINE = 0.9  # share of the JPEGs for the GPU's own JPEG engine, where it has one
 _END_SECONDS = 5.0  # to wait for the thread to end
+_SIZE = slice(WINDOW.index("columns"), WINDOW.index("columns") + 2)  # and rows, of a result
 _FIX = 'pip install "shardkit[gpu]", for CUDA 13 on Linux, or nvidia-dali-cuda120, for CUDA 12'
 
 
@@ -42,26 +45,24 @@ def require_dali() -> None:
 
 
 class Decoding:
-    """The images of a batch. `failure` has the result: a message; "" once all are in `out`."""
+    """The images of a batch that is being decoded."""
 
-    def __init__(
-        self, rows: Mapping[str, Sequence[Planned | torch.Tensor]], out: Mapping[str, torch.Tensor]
-    ) -> None:
-        """rows: for each field, encoded images or results, in the order of the batch.
-
-        out: for each field, (batch, height, width, 3) on the device.
-        """
-        self.rows, self.out = rows, out
-        self.failure: Future[str] = Future()
+    def __init__(self, rows: Mapping[str, Sequence[Planned | torch.Tensor]]) -> None:
+        """`rows`: for each field, images or results (height, width, 3), in order."""
+        self.rows = rows
+        self.images: dict[str, torch.Tensor] = {}  # by field: (batch, height, width, 3)
+        self.failure: Future[str] = Future()  # done with them; "" if there was none
 
     def __len__(self) -> int:
         return max(map(len, self.rows.values()))
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are encoded."""
-        every = (value for rows in self.rows.values() for value in rows)
-        return sum(value.data.nbytes for value in every if isinstance(value, Planned))
+        """The bytes of all images, and, roughly, of what becomes of them."""
+        every = [value for rows in self.rows.values() for value in rows]
+        planned = [value for value in every if isinstance(value, Planned)]
+        sizes = [value.data.nbytes + 3 * math.prod(value.window[_SIZE]) for value in planned]
+        return sum(sizes) + sum(v.nbytes for v in every if isinstance(v, torch.Tensor))
 
 
 class Decoder:
@@ -73,7 +74,7 @@ class Decoder:
         device: torch.device,
         stream: torch.cuda.Stream | None,
     ) -> None:
-        """`stream` is that in which results are written, and in which `out` was allocated."""
+        """`stream` is that in which results are written."""
         self._given = fields, device, stream
         self._lock = threading.Lock()
         self._queue: SimpleQueue[weakref.ref[Decoding] | None] | None = None
@@ -131,6 +132,7 @@ class _Pipeline:
         self, fields: Mapping[str, Direct], device: torch.device, stream: torch.cuda.Stream | None
     ) -> None:
         self._fields, self._device, self._stream = fields, device, stream
+        self._kinds = {name: _kind(direct.normalize) for name, direct in fields.items()}
         self._made: Any = None
         self._most = 0  # rows that it was made for
         self.begun: deque[Decoding] = deque()
@@ -139,7 +141,7 @@ class _Pipeline:
         """Begin to decode a batch. Waits for another if there are too many."""
         try:
             if not any(isinstance(v, Planned) for rows in decoding.rows.values() for v in rows):
-                self._write(decoding, ())
+                self._write(decoding, None)
                 return
             while self.begun and (len(decoding) > self._most or len(self.begun) >= _DEPTH):
                 self.finish()
@@ -207,27 +209,34 @@ class _Pipeline:
             self._made.feed_input(f"part {name}", parts)
             self._made.feed_input(f"region {name}", regions)
 
-    def _write(self, decoding: Decoding, outputs: Sequence[Any]) -> None:
-        """Write the results of a batch: those of DALI, and over these what was made before."""
+    def _write(self, decoding: Decoding, outputs: Sequence[Any] | None) -> None:
+        """Make the results of a batch: those of DALI, and over these what was made before."""
         with torch.cuda.stream(self._stream) if self._stream else contextlib.nullcontext():
-            for made, name in zip(outputs, self._fields, strict=False):
-                decoding.out[name].copy_(torch.utils.dlpack.from_dlpack(made.as_tensor()))
-            for name, rows in decoding.rows.items():
+            for number, (name, rows) in enumerate(decoding.rows.items()):
+                kind = self._kinds[name]
+                if outputs is None:
+                    shape = len(rows), *self._fields[name].result, 3
+                    made = torch.empty(shape, dtype=kind, device=self._device)
+                else:
+                    found = torch.utils.dlpack.from_dlpack(outputs[number].as_tensor())
+                    # DALI reuses the GPU's memory without regard to torch's streams.
+                    made = found.to(kind, copy=self._stream is not None)
                 for row, value in enumerate(rows):
                     if isinstance(value, torch.Tensor):
-                        decoding.out[name][row].copy_(value)
+                        made[row].copy_(value)
+                decoding.images[name] = made
         if self._stream is not None:
-            self._stream.synchronize()  # DALI reuses its memory
+            self._stream.synchronize()
         decoding.failure.set_result("")
 
 
 def _pipeline(fields: Mapping[str, Direct], most: int, device: torch.device) -> Any:
     from nvidia.dali import Pipeline
 
-    on_gpu = device.type == "cuda"
+    on_gpu, threads = device.type == "cuda", default_threads()
     pipeline = Pipeline(
         batch_size=most,
-        num_threads=max(default_threads() - 1, 1),
+        num_threads=threads - threads // 8,  # reading takes the others
         device_id=device.index if on_gpu else None,
         prefetch_queue_depth=_DEPTH,
     )
@@ -253,13 +262,18 @@ def _pixels(name: str, direct: Direct, on_gpu: bool) -> Any:
         pixels, size=direct.result, roi_start=region[0:2], roi_end=region[2:4],
         interp_type=types.INTERP_LINEAR, antialias=True, subpixel_scale=False,
     )  # fmt: skip
-    normalize, dtype, mean, std = direct.normalize, types.UINT8, [0.0] * 3, [1.0] * 3
-    if normalize is not None:
-        dtype = types.FLOAT  # bfloat16 and float16 are made of it
-        mean, std = [255 * m for m in normalize.mean], [255 * s for s in normalize.std]
-    return fn.crop_mirror_normalize(
-        pixels, mirror=part[4], dtype=dtype, mean=mean, std=std, output_layout="HWC"
+    if direct.normalize is None:
+        return fn.flip(pixels, horizontal=part[4])
+    mean, std = ([255 * n for n in of] for of in (direct.normalize.mean, direct.normalize.std))
+    return fn.crop_mirror_normalize(  # bfloat16 and float16 are made of its float32
+        pixels, mirror=part[4], mean=mean, std=std, output_layout="HWC"
     )
+
+
+def _kind(normalize: Normalize | None) -> torch.dtype:
+    kind = getattr(torch, normalize.dtype if normalize else "uint8")
+    assert isinstance(kind, torch.dtype)
+    return kind
 
 
 def _cuts(windows: Any) -> tuple[Any, Any]:

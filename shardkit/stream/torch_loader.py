@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -356,33 +356,31 @@ class Loader(loading.Loader):
             tensors = _moved(tensors, self.device)
         if not encoded:
             return tensors
-        images, decoding = self._begun({name: batch[name] for name in encoded})
-        made = {name: images[name] if name in images else tensors[name] for name in batch}
-        return made | tensors | {_LATER: decoding}
+        made = {name: tensors.get(name) for name in batch}  # in the same order
+        return made | tensors | {_LATER: self._begun({name: batch[name] for name in encoded})}
 
     def _transforms(self) -> Transforms:
         return super()._transforms() if self._decoder is None else self._later
 
-    def _begun(self, encoded: Batch) -> tuple[Batch, Decoding]:
-        """Start to decode images; returns the tensors that they will be in."""
+    def _begun(self, encoded: Batch) -> Decoding:
+        """Start to decode images."""
         assert self._decoder is not None
-        outputs, bfloat16 = self._later.outputs(), self._later.bfloat16_fields
-        out, given = {}, {}
+        given = {}
         for name, rows in encoded.items():
-            shape, dtype = outputs[name]
-            kind = torch.bfloat16 if name in bfloat16 else getattr(torch, dtype.name)
-            with torch.cuda.stream(self._copies.stream) if self._copies else nullcontext():
-                out[name] = torch.empty((len(rows), *shape), dtype=kind, device=self.device)
-            tensor = partial(_tensor, image=False, bfloat16=name in bfloat16)
+            bfloat16 = name in self._later.bfloat16_fields
+            tensor = partial(_tensor, image=False, bfloat16=bfloat16)
             given[name] = [tensor(v) if isinstance(v, np.ndarray) else v for v in rows]
-        decoding = Decoding(given, out)
+        decoding = Decoding(given)
         self._decoder.decode(decoding)
-        return {name: tensor.movedim(-1, -3) for name, tensor in out.items()}, decoding
+        return decoding
 
     def _decoded(self, made: FinishedBatch, step: Step) -> FinishedBatch:
         decoding = made.batch.pop(_LATER, None)
         failure = "" if decoding is None else decoding.failure.result()
-        if not failure:
+        if decoding is not None and not failure:
+            images = {name: made.movedim(-1, -3) for name, made in decoding.images.items()}
+            return made._replace(batch=made.batch | images)
+        if decoding is None:
             return made
         # DALI does not say which image is damaged. The same batch, errors included, of the CPU:
         transforms = copy.copy(self._later)

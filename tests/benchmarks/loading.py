@@ -5,12 +5,14 @@
     python -m tests.benchmarks.loading random  --work FOLDER --data PHOTOS
     python -m tests.benchmarks.loading lock    --work FOLDER --data PHOTOS
     python -m tests.benchmarks.loading threads --work FOLDER --data PHOTOS [--threads 1,2,4]
+    python -m tests.benchmarks.loading dali    --work FOLDER --data PHOTOS
 
 `tiny` are TARs of JPEGs of 32 x 32 pixels: crops of 16 pixels beside a loop that only decodes the
 images from memory, and the labels alone. PHOTOS is what `data photos` made: `photos` loads encoded
 images, and crops with flips beside FFCV; `random` reads single images, beside LitData; `threads`
 loads crops with flips by more and more threads, beside DALI with as many and without a GPU. Batches
-have 256 samples.
+have 256 samples. `dali` is the pipeline of decode="gpu" on the processor, fed by the Loader, beside
+DALI's own reader of the same TARs; and our own processor time for that, without DALI and reading.
 
 `lock` is how long the interpreter lock is held: the processor time of a process whose Loader has
 one thread, less that in calls of the extensions that release the lock. What others release it for,
@@ -51,8 +53,9 @@ CROPS = {"batch": 256, "decode": True, "flip": True}
 BYTES = {"batch": 256, "decode": False}
 LABELS = {**BYTES, "fields": ["label"]}
 # The calls that release the interpreter lock, nearly from beginning to end.
+READS = {"shardkit.storage._reads": ("read_ranges",)}
 RELEASING = {
-    "shardkit.storage._reads": ("read_ranges",),
+    **READS,
     "shardkit.codecs._crop": ("crop_many", "crop_jpegs", "crop_pixels", "look_up"),
 }
 
@@ -83,7 +86,20 @@ def per_sample(epoch, seconds):
     return took / samples
 
 
-def held(load, seconds):
+def own(load, seconds):
+    """Processor time of a sample without what DALI does, and without reading."""
+    from shardkit.stream import gpu_decoding
+
+    def begin(self, decoding):
+        for rows in decoding.rows.values():
+            gpu_decoding._cuts(np.array([row.window for row in rows]))
+        decoding.failure.set_result("")
+
+    gpu_decoding._Pipeline.begin = begin
+    return held(load, seconds, READS)
+
+
+def held(load, seconds, releasing=RELEASING):
     """How long this process holds the lock for a sample. `load` loads an epoch."""
     released = []
 
@@ -100,7 +116,7 @@ def held(load, seconds):
         samples = sum(load())
         return time.process_time() - began - sum(released), samples
 
-    for name, calls in RELEASING.items():
+    for name, calls in releasing.items():
         with suppress(ImportError):  # it was not built
             module = import_module(name)
             for call in calls:
@@ -129,6 +145,13 @@ def waited(load, seconds):
 
     epoch()
     return per_sample(epoch, seconds)
+
+
+HOW = {
+    "held": (held, loops.shardkit),
+    "waited": (waited, loops.shardkit),
+    "own": (own, loops.shardkit_through_dali),
+}
 
 
 class Loading:
@@ -196,14 +219,23 @@ class Loading:
             runs["litdata"] = partial(self.epoch, "litdata at random", store)
         return runs, dict.fromkeys([*runs][1:], "shardkit")
 
-    def lock(self):
-        def run(how, threads, asked):
-            words = json.dumps({"url": str(self.store()), "threads": threads, **asked})
-            command = [sys.executable, "-m", "tests.benchmarks.loading", "--run", how, words]
-            return harness.answer(*command, self.given.seconds, **CLIENTS) * self.samples
+    def within(self, how, threads, asked):
+        """Seconds that `how`, one of HOW, finds in a process of its own."""
+        words = json.dumps({"url": str(self.store()), "threads": threads, **asked})
+        command = [sys.executable, "-m", "tests.benchmarks.loading", "--run", how, words]
+        return harness.answer(*command, self.given.seconds, **CLIENTS) * self.samples
 
+    def dali(self):
+        runs = {
+            name: partial(self.epoch, name, self.store(), threads=2, **CROPS)
+            for name in ("shardkit through dali", "dali")
+        }
+        runs["shardkit, own time"] = partial(self.within, "own", 1, CROPS)
+        return runs, {"dali": "shardkit through dali"}
+
+    def lock(self):
         return {
-            f"{what}, {how}": partial(run, how, threads, asked)
+            f"{what}, {how}": partial(self.within, how, threads, asked)
             for what, asked in {"crops": CROPS, "bytes": BYTES, "labels": LABELS}.items()
             for how, threads in {"held": 1, "waited": 0}.items()
         }, {}
@@ -211,14 +243,14 @@ class Loading:
     def threads(self):
         each, dali = [int(number) for number in self.given.threads.split(",")], {}
         ours = self.by_threads("shardkit", self.store(), CROPS, each)
-        if can_import("nvidia.dali", "nvidia.nvimgcodec"):
+        if can_import("nvidia.dali"):
             dali = self.by_threads("dali", self.store(), CROPS, each, "dali")
         return {**ours, **dali}, dict(zip(dali, ours, strict=False))
 
 
 def main(words):
     parser = harness.arguments(__doc__, "work", "rounds")
-    parser.add_argument("what", choices=("tiny", "photos", "random", "lock", "threads"))
+    parser.add_argument("what", choices=("tiny", "photos", "random", "lock", "threads", "dali"))
     parser.add_argument("--data", type=Path)
     parser.add_argument("--samples", type=int, default=60_000, help="of `tiny`")
     parser.add_argument("--threads", default="1,2,4,8,16,24,32", help="of `threads`")
@@ -234,7 +266,7 @@ def main(words):
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:
         how, asked, seconds = sys.argv[2:]
-        measure = {"held": held, "waited": waited}[how]
-        print(measure(loops.shardkit(json.loads(asked)), float(seconds)))
+        measure, load = HOW[how]
+        print(measure(load(json.loads(asked)), float(seconds)))
     else:
         print(json.dumps(main(sys.argv[1:]), indent=1))

@@ -182,11 +182,23 @@ def decode_jpeg(asked):
     return epoch
 
 
+def shardkit_through_dali(asked):
+    """With decode="gpu", whose pipeline runs on the processor."""
+    from shardkit import RandomHorizontalFlip, RandomResizedCrop
+    from shardkit.stream import torch_loader
+
+    torch_loader._DEVICES.append("cpu")
+    loader = torch_loader.Loader(
+        asked["url"], batch_size=asked["batch"], shuffle=True, last="short", device="cpu",
+        decode="gpu", threads=asked["threads"], fields=["image", "label"],
+        transforms={"image": [RandomResizedCrop(224), RandomHorizontalFlip()]},
+    )  # fmt: skip
+    return lambda: (len(batch["valid"]) for batch in loader)
+
+
 def dali(asked):
     """Without a GPU, by its reader of TARs; batches stay DALI's own."""
     from nvidia.dali import fn, pipeline_def, types
-
-    import_module("nvidia.nvimgcodec")  # or its decoders do not find this library
 
     @pipeline_def(batch_size=asked["batch"], num_threads=asked["threads"], device_id=None)
     def pipeline():
@@ -294,6 +306,7 @@ def link(asked):
 CONTENDERS = {
     "shardkit": shardkit, "webdataset": webdataset, "litdata": litdata, "streaming": streaming,
     "link": link, "imagefolder": imagefolder, "datasets": datasets, "ffcv": ffcv, "dali": dali,
+    "shardkit through dali": shardkit_through_dali,
     "shardkit at random": shardkit_at_random, "litdata at random": litdata_at_random,
     "decode_jpeg": decode_jpeg,
 }  # fmt: skip
