@@ -136,7 +136,7 @@ def test_images_are_those_of_the_processor(jpegs, steps, decoded):
         {"cache": "memory"},
         {"transforms": {"image": CROP, "label": lambda label: label + 0.5}},
     ],
-    ids=str,
+    ids=", ".join,
 )
 def test_batches_are_those_of_the_processor_in_every_epoch(jpegs, options, decoded):
     compare_all(jpegs, epochs=2, **options)
