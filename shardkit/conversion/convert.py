@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from shardkit.conversion.pool import Pool
+from shardkit.conversion.pool import LITTLE, Pool
 from shardkit.errors import UsageError
 from shardkit.formats import FORMATS
 from shardkit.helpers.keywords import takes
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     from shardkit.conversion.ray_engine import RayEngine
     from shardkit.conversion.run import ConvertResult, Monitor
+
+
+_LITTLE_WORK = 2 << 20  # bytes to decode or tokenize in about the time that a worker needs to start
+_LOOKS, _MANY = 4, 1 << 14  # files per folder whose size is asked for; files that are many
 
 
 @takes(ConvertOptions, *GROUPS.values())
@@ -103,6 +108,8 @@ def _convert(
     # Copying into one shard is usually a single task, which this process runs itself.
     works = images or checked.audio.active or checked.text.tokenizer is not None
     early = declared is not None and (works or not declared.one_shard)
+    if checked.workers is None:
+        early = early and _is_large(source, _LITTLE_WORK if works else LITTLE)
     engine: Pool | RayEngine
     cluster: RayEngine | None = None
     if checked.engine == "ray":
@@ -120,3 +127,25 @@ def _convert(
             cluster.connect()
         with watched(progress, OfConversion) as monitor:
             return run(plan, checked, monitor, processes if workers else None)
+
+
+def _is_large(source: str | os.PathLike[str] | Sequence[Any], most: int) -> bool:
+    """Return whether a glance at a source finds more than `most` bytes, or cannot tell."""
+    left: list[Any] = [*source] if isinstance(source, list | tuple) else [source]
+    size = seen = 0
+    try:
+        while left and size <= most and seen <= _MANY:
+            path = left.pop()
+            if not os.path.isdir(path):
+                size += os.stat(path).st_size
+                continue
+            with os.scandir(path) as entries:
+                some = [*itertools.islice(entries, _MANY)]
+            files = [entry for entry in some if not entry.is_dir()]
+            left += [entry.path for entry in some if entry.is_dir()]
+            sizes = [entry.stat().st_size for entry in files[:_LOOKS]]
+            size += sum(sizes) * len(files) // max(len(sizes), 1)
+            seen += 1 + len(some)
+    except (OSError, TypeError, ValueError, UsageError):  # a pattern, a URL, a dataset
+        return True
+    return size > most or seen > _MANY

@@ -205,4 +205,5 @@ def _evenly(ends: npt.NDArray[np.int64] | RunningSum, tasks: int) -> npt.NDArray
     each, rest = divmod(int(ends[-1]), max(tasks, 1))  # so that products fit into 63 bits
     numbers = np.arange(tasks + 1)
     aims = each * numbers + rest * numbers // max(tasks, 1)
-    return np.unique(ends.searchsorted(aims, side="left"))
+    found = ends.searchsorted(aims, side="left")  # ascending; np.unique would import numpy.ma
+    return found[np.diff(found, prepend=-1) > 0]

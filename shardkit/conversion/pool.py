@@ -60,6 +60,7 @@ serve(tasks)
 
 # Number of processes that are started before it is known whether there are tasks for them.
 _EARLY = 4
+LITTLE = 64 << 20  # bytes that this process copies in about the time that a worker needs to start
 _SIGKILL = 9  # Windows has no name for it
 
 
@@ -287,6 +288,8 @@ def not_picklable(error: Exception) -> WorkerError:
 
 def serve(tasks: BinaryIO) -> None:
     """Run the tasks that arrive on stdin, until it is closed."""
+    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
+        os.environ.setdefault(name, value)  # the processes already run in parallel
     from shardkit.conversion import read_ahead
     from shardkit.conversion.work import run_task
 
@@ -294,8 +297,6 @@ def serve(tasks: BinaryIO) -> None:
         preload = pickle.load(tasks)
     except Exception:
         sys.exit(1)  # the parent was killed
-    for name, value in (("TOKENIZERS_PARALLELISM", "false"), ("OPENBLAS_NUM_THREADS", "1")):
-        os.environ.setdefault(name, value)  # the processes already run in parallel
     for module in preload:
         with contextlib.suppress(ImportError, MemoryError):  # the task that needs it reports this
             importlib.import_module(module)

@@ -287,7 +287,7 @@ def run(
         if plan.part is not None:
             agree(publish_plan, partial)
         finished = _finished(plan, partial)
-        _work(plan, partial, finished, options.max_errors, monitor, processes)
+        _work(plan, partial, finished, options, monitor, processes)
         if plan.part is not None:
             return _of_part(plan, plan.part, partial)
         publish(publish_plan, plan.target, partial, finished, monitor, processes)
@@ -383,11 +383,11 @@ def _work(
     plan: Plan,
     partial: Partial,
     finished: set[int],
-    allowed: int,
+    options: ConvertOptions,
     monitor: Monitor | None,
     processes: Engine | None,
 ) -> None:
-    """Run the remaining tasks; stop if more bad samples are found than `allowed`."""
+    """Run the remaining tasks; stop if more bad samples are found than are allowed."""
     if monitor is not None:
         done = sum(plan.amount(task) for task in plan.own if task.number in finished)
         monitor.start(plan, done)
@@ -397,21 +397,28 @@ def _work(
         nonlocal bad
         partial.lock.check()
         bad += progress.errors
-        check_errors(bad, allowed)
+        check_errors(bad, options.max_errors)
         if monitor is not None:
             monitor.advance(progress)
 
-    left = sum(task.number not in finished for task in plan.own)
+    left = [task for task in plan.own if task.number not in finished]
     works = _works(plan, partial, finished)
-    # For a single task, this process has loaded everything already. The user's own code, which is a
+    # For little work, this process has loaded everything already. The user's own code, which is a
     # transform or a sequence (which cannot be resumed), runs where the user asked for it.
+    alone = len(left) == 1 or (options.workers is None and _is_little(left))
     ours = plan.resumable and plan.recipe.transform is None and isinstance(processes, pool.Pool)
-    if processes is None or (left == 1 and ours):
+    if processes is None or (alone and ours):
         if processes is not None and not any(task.joined for task in plan.own):
             processes.kill()  # they are not needed
         pool.run_here(works, report)
     else:
-        processes.run(works, left, report)
+        processes.run(works, len(left), report)
+
+
+def _is_little(tasks: list[Task]) -> bool:
+    """Return whether copying takes less time than starting workers."""
+    copies = not any(task.joined or task.split.steps for task in tasks)
+    return copies and sum(task.size for task in tasks) <= pool.LITTLE
 
 
 def _works(plan: Plan, partial: Partial, finished: set[int]) -> Iterator[Work]:

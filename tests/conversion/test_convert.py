@@ -14,6 +14,7 @@ import pytest
 import xxhash
 
 import shardkit
+from shardkit.conversion import convert as conversion
 from shardkit.conversion import read_ahead, run
 from shardkit.conversion.folder import FolderPartial
 from shardkit.conversion.target import default_output
@@ -511,6 +512,21 @@ def test_workers_that_cannot_be_started_end_the_run(images, tmp_path, monkeypatc
         convert(images, tmp_path / "out", workers=2, shard_size=8000)
 
 
+@pytest.mark.parametrize("options", [{}, {"split": "a=0.5,b=0.5"}, {"shard_size": 8000}])
+def test_little_work_starts_no_process(images, out, monkeypatch, options):
+    monkeypatch.setattr(subprocess, "Popen", None)
+    assert convert(images, out, workers=None, **options).samples == 12
+
+
+def test_a_glance_at_a_source_tells_whether_to_start_workers_early(images, monkeypatch):
+    size = sum(path.stat().st_size for path in images.rglob("*.jpg"))
+    assert not conversion._is_large([images], 2 * size)
+    for source in (str(images), [images, images], "s3://bucket/photos", images / "*/*.jpg", [{}]):
+        assert conversion._is_large(source, size // 2)
+    monkeypatch.setattr(conversion, "_MANY", 3)
+    assert conversion._is_large(images, 2 * size)
+
+
 def test_x2_code_in_the_current_folder_is_not_run(images, tmp_path, monkeypatch):
     for name in ("pickle.py", "struct.py", "numpy.py"):
         (tmp_path / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
@@ -556,15 +572,17 @@ def test_what_cannot_be_read_twice_is_nothing_to_compare_with(tmp_path):
         shardkit.convert(7, "wds", tmp_path / "x")
 
 
-def test_converting_images_loads_nothing_for_text(images, out):
+def test_converting_images_loads_nothing_for_text_and_little_else(images, out):
+    words = ["convert", str(images), "--to", "wds", "-o", str(out), "--quiet"]
     code = (
-        "import sys, shardkit\n"
-        f"shardkit.convert({str(images)!r}, 'wds', {str(out)!r}, workers=0)\n"
-        "others = {'shardkit.sources.text.scan', 'zstandard', 'pyarrow', 'tokenizers'}\n"
-        "print(sorted(others & set(sys.modules)))"
+        f"import sys, shardkit.cli\nsys.argv[1:] = {words}\n"
+        "try: shardkit.cli.main()\nfinally: print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    loaded = {*done.stdout.split()}
+    others = {"shardkit.sources.text.scan", "zstandard", "pyarrow", "tokenizers", "numpy.ma"}
+    assert not loaded & {*others, "importlib.metadata", "rich"}
+    assert sum(name.startswith("shardkit.") for name in loaded) < 170  # half a millisecond each
 
 
 def test_a_dataset_of_a_sequence_and_its_views_are_converted(tmp_path):
