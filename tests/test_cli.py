@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import shardkit
-from shardkit.cli import COMMANDS, group, main
+from shardkit.cli import COMMANDS, group, main, tables
 from shardkit.cli.help import Command, Example
 from shardkit.codecs import extension
 from shardkit.formats import BUILT_IN, MEANT
@@ -293,6 +293,25 @@ def test_inspect_shows_a_dataset_a_shard_foreign_data_splits(images, tmp_path):
     found = run("inspect", tmp_path / "splits").stdout
     assert "splits/train" in found
     assert "splits/val" in found
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_table_that_is_printed_without_rich_is_the_same(capsys, monkeypatch, terminal):
+    rows = [("a", "1 sample", "x"), ("  longer", "", "yy"), ("b", "z" * 60)]
+    for name, value in {"COLUMNS": "100", "TERM": "xterm", "COLORTERM": "truecolor"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    if terminal:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    tables.print_table("A title", rows)
+    simple = capsys.readouterr().out
+    monkeypatch.setattr(tables, "_is_simple", lambda *_: False)
+    tables.print_table("A title", rows)
+    expected = [click.unstyle(line).rstrip() for line in simple.splitlines()]
+    shown = capsys.readouterr().out
+    assert expected == [click.unstyle(line).rstrip() for line in shown.splitlines()]
+    assert ("\x1b[36m" in simple) == ("\x1b[36m" in shown) == terminal
 
 
 def test_starting_imports_no_extra_and_little_else():

@@ -185,8 +185,9 @@ def screen(tmp_path_factory):
     return root
 
 
-def test_every_command_on_a_terminal(screen, tmp_path):
+def test_every_command_on_a_terminal(screen, tmp_path, monkeypatch):
     """A terminal gets bars and colours: none of its escape sequences is of the data."""
+    monkeypatch.setattr("shardkit.cli.progress._SOON", 0)
     out = tmp_path / SCREEN
     convert = ("convert", screen, "--to", "wds", "-o", out, "--workers", 0)
     assert "bad.jpg" in check_terminal(*convert, check=1)

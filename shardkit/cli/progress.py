@@ -22,12 +22,14 @@ from shardkit.errors import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
     from shardkit.conversion.plan import Plan
     from shardkit.conversion.run import ConvertResult, PartResult, SplitResult
     from shardkit.helpers.progress import Progress
 
 _LINE_SECONDS = 5.0  # interval between lines if there is no terminal
+_SOON = 0.2  # seconds without a bar, as many steps take no longer
 
 
 @contextlib.contextmanager
@@ -39,18 +41,9 @@ def shown(quiet: bool) -> Iterator[Callable[[Progress], object] | bool]:
     if quiet:
         yield False
     elif sys.stderr.isatty():
-        from rich import progress
-
-        columns = ("{task.description}", "{task.fields[words]}, left:")
-        before, after = map(progress.TextColumn, columns)
-        bar = progress.Progress(
-            *(before, progress.BarColumn(), after, progress.TimeRemainingColumn()),
-            console=console(stderr=True),
-            transient=True,
-            refresh_per_second=2,  # each takes milliseconds, also of what `bench` measures
-        )
+        bar = _Bar()
         try:
-            yield _Bar(bar)
+            yield bar
         finally:
             bar.stop()
     else:
@@ -72,22 +65,46 @@ class _Lines:
 
 
 class _Bar:
-    """Shows how far a step is, and its speed."""
+    """Shows how far a step is, and its speed, unless it ends soon."""
 
-    def __init__(self, bar: Bar) -> None:
-        self._bar = bar
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
 
     def __call__(self, now: Progress) -> None:
         if _begins(now):
-            for task in self._bar.task_ids:
-                self._bar.remove_task(task)
-            self._task = self._bar.add_task(now.doing, total=now.total, words=now.amount)
+            self.stop()
             self._before = now.done
+        if self._task is None:
+            if now.seconds < _SOON:
+                return
+            self._bar = _new_bar()
+            self._task = self._bar.add_task(now.doing, total=now.total, words=now.amount)
             self._bar.start()
         words = now.amount
         if now.unit == "bytes" and now.seconds:
             words += f", {size(int((now.done - self._before) / now.seconds))}/s"
+        assert self._bar is not None
         self._bar.update(self._task, completed=now.done, words=words)
+
+    def stop(self) -> None:
+        """Remove the bar from the terminal."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+
+def _new_bar() -> Bar:
+    from rich import progress  # slow
+
+    columns = ("{task.description}", "{task.fields[words]}, left:")
+    before, after = map(progress.TextColumn, columns)
+    return progress.Progress(
+        *(before, progress.BarColumn(), after, progress.TimeRemainingColumn()),
+        console=console(stderr=True),
+        transient=True,
+        refresh_per_second=2,  # each takes milliseconds, also of what `bench` measures
+    )
 
 
 def _begins(now: Progress) -> bool:

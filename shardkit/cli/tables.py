@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,9 +40,26 @@ def console(*, stderr: bool = False) -> Console:
 
 def print_table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     """Print rows in columns under a title."""
-    from rich.table import Table
+    cells = [[*map(printable, row)] for row in rows]
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*cells, fillvalue="")]
+    if _is_simple(cells, widths):
+        click.secho(printable(title), bold=True)
+        for row in cells:
+            first, *others = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+            click.echo(" " + "  ".join([click.style(first, fg="cyan"), *others]).rstrip())
+        return
+    from rich.table import Table  # importing rich takes an eighth of a short command's time
 
     _print(title, Table(box=None, show_header=False), rows)
+
+
+def _is_simple(cells: Sequence[Sequence[str]], widths: Sequence[int]) -> bool:
+    """Return whether it takes no rich to print a table: all letters are ASCII, and they fit."""
+    plain = sys.stdout is None or not sys.stdout.isatty()
+    width = 200 if plain else shutil.get_terminal_size().columns
+    asks = {"NO_COLOR", "FORCE_COLOR"} & os.environ.keys() or os.environ.get("TERM") == "dumb"
+    fits = sum(widths) + 2 * len(widths) <= width
+    return fits and not asks and all(cell.isascii() for row in cells for cell in row)
 
 
 def print_classes(classes: Sequence[Mapping[str, Any]]) -> None:
