@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from shardkit.stream.options import StreamOptions as StreamOptions
     from shardkit.stream.sampling import Balanced as Balanced
     from shardkit.stream.sampling import Weighted as Weighted
+    from shardkit.transforms.labels import MultiHot as MultiHot
     from shardkit.transforms.media import Mono as Mono
     from shardkit.transforms.media import RandomClip as RandomClip
     from shardkit.transforms.media import Resample as Resample
@@ -108,6 +109,7 @@ _NAMES = {
     "stream.collate": "pad_collate",
     "stream.options": "StreamOptions",
     "stream.sampling": "Balanced Weighted",
+    "transforms.labels": "MultiHot",
     "transforms.media": "Mono RandomClip Resample SampleFrames",
     "transforms.steps": "CenterCrop Decode Normalize RandomHorizontalFlip RandomResizedCrop Resize",
     "transforms.transforms": "open",

@@ -7,7 +7,7 @@ Each imports only those on lines below its own:
     chain
     calls
     direct functions images
-    draws on_image steps
+    draws labels on_image steps
 """
 
 from shardkit.transforms.draws import Draws as Draws

@@ -8,10 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.transforms import functions
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.functions import OF_TORCH, VALUE
+from shardkit.transforms.labels import MultiHot
 from shardkit.transforms.on_image import IMAGE
 
 
@@ -44,6 +47,12 @@ class Call:
 
     def __repr__(self) -> str:
         return name_of(self._function)
+
+    @property
+    def output(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
+        """Shape and type of all results, if known."""
+        known = isinstance(self._function, MultiHot) and self._way == VALUE
+        return self._function.output if known else None  # type: ignore[attr-defined, no-any-return]
 
     @property
     def draws(self) -> bool:

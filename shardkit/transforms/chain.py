@@ -180,6 +180,8 @@ class Chain:
     def outputs(self) -> dict[str, Output]:
         """Shape and type of the fields for which they are known."""
         size, last = self.sizes[-1], self.stages[-1]
+        if isinstance(last, Call) and last.output:
+            return {self.fields[0]: last.output}
         if size is None or self.pixels is None:
             return {}
         channels, kind = self.pixels
@@ -310,12 +312,12 @@ class Chain:
         self, group: Group, samples: Mapping[int, Sample], out: Mapping[str, npt.NDArray[Any]]
     ) -> None:
         """Write results to the batch, unless they are already there, or to the samples."""
-        masks = self._of(MASK)
+        masks, called = self._of(MASK), isinstance(self.stages[-1], Call)
         for name, column in zip(self.fields, group.columns, strict=True):
             in_batch = name in self.outputs and name in out
             for row, value in zip(group.rows, column, strict=True):
                 if in_batch:
-                    if name in masks:
+                    if name in masks or called:
                         out[name][row] = value
                     continue
                 whole = isinstance(value, np.ndarray) and value.dtype.kind in "bui"

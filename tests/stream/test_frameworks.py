@@ -80,6 +80,10 @@ lengths = [row.shape[0] for batch in ragged for row in batch["tokens"]]
 assert lengths == [3, 5, 1, 7, 4, 4, 9] and ragged[-1]["tokens"][0, 8] == 6008
 padded = dataset(documents, batch_size=2, collate=shardkit.pad_collate())
 assert [b["tokens"].shape[1] for b in padded] == [5, 7, 4, 9]
+step = {"label": shardkit.MultiHot(37, "float32")}
+hot = dataset(photos, batch_size=4, fields=["label"], transforms=step)
+assert hot.element_spec["label"] == tf.TensorSpec((4, 37), tf.float32)
+assert next(iter(hot))["label"].numpy().sum(axis=1).tolist() == [1, 1, 1, 1]
 packed = next(iter(dataset(documents, batching=shardkit.Pack(16, 2))))
 assert packed["tokens"].shape == (2, 16) and packed["tokens"].dtype == tf.uint32
 

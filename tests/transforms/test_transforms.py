@@ -7,7 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
+from shardkit import (
+    CenterCrop,
+    Decode,
+    MultiHot,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
 from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.schema import Array, Image, Int, Schema, Text
 from shardkit.transforms import Transforms
@@ -69,6 +77,7 @@ SIZE, U1, F4 = (24, 24, 3), np.dtype(np.uint8), np.dtype(np.float32)
     ({"image": [noisy, FLIP]}, RAW, {}),
     (PAIRED, BOTH, {"image": (SIZE, np.dtype(np.uint16)), "mask": ((24, 24), np.dtype(np.int64))}),
     ({"text": str.lower, "tokens": np.sort}, SCHEMA, {}),
+    ({"tokens": [np.sort, MultiHot(7, "float32")]}, SCHEMA, {"tokens": ((7,), F4)}),
 )
 def test_shapes_are_known_before_anything_is_read(steps, schema, outputs):
     assert Transforms(steps, schema).outputs() == outputs
@@ -122,6 +131,37 @@ def test_functions_get_fields_that_are_no_images_and_bytes_if_they_ask_for_them(
     backwards = [{"__key__": "0", "image": data[::-1]}]
     found = applied({"image": [backward, CROP]}, backwards)
     assert_same(found, applied({"image": [lambda value: value, CROP]}, photos(1)))
+
+
+@cases(
+    "value expected",
+    (np.array([3, 0, 3]), [1, 0, 0, 1]),
+    (np.array([], np.int64), [0, 0, 0, 0]),
+    ([], [0, 0, 0, 0]),
+    ([2, -1], [0, 0, 1, 0]),
+    (np.array([1], np.uint8), [0, 1, 0, 0]),
+    (3, [0, 0, 0, 1]),
+    (-1, [0, 0, 0, 0]),
+    (np.array([2**64 - 1], np.uint64), None),
+    ([4], None),
+    ([-2], None),
+    ([0.5], None),
+    ([True], None),
+    ([[1]], None),
+    (["a"], None),
+)
+def test_numbers_of_classes_become_a_vector(value, expected):
+    samples = [{"__key__": "a", "tokens": value}]
+    steps = {"tokens": MultiHot(4)}
+    if expected is None:
+        errors = Transforms(steps, SCHEMA).apply(samples, draws_of(1), {})
+        assert "not a list of numbers of 4 classes" in str(errors[0])
+        assert errors[0].where["key"] == "a"
+        return
+    (found,) = applied(steps, samples, SCHEMA)
+    assert (found["tokens"].tolist(), found["tokens"].dtype) == (expected, U1)
+    out = begun(Transforms({"tokens": MultiHot(4, "float32")}, SCHEMA), 1)
+    assert out["tokens"].dtype == F4
 
 
 @cases(
