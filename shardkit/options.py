@@ -318,6 +318,7 @@ class ConvertOptions(Options):
     file_column: the column of the table with the file names. None: "file_name".
     file_suffix: a suffix that is missing from the file names in the table, such as ".jpg".
     label_column: the column of the table or source that becomes the field `label`.
+    label_columns: columns of 0 and 1, a column per class, that become the vector `labels`.
     label_separator: the text that separates several labels in one value.
     annotations_frame: whether boxes of COCO and Pascal VOC are on the "upright" images or on the
         "stored" ones, where EXIF turns them and their own stated size does not tell. None: as the
@@ -364,6 +365,7 @@ class ConvertOptions(Options):
     file_column: str | None = None
     file_suffix: str | None = None
     label_column: str | None = None
+    label_columns: Sequence[str] = ()
     label_separator: str | None = None
     annotations_frame: str | None = _one_of(None, "upright", "stored")
     fields: Sequence[str] | None = None
@@ -427,7 +429,8 @@ class ConvertOptions(Options):
             raise UsageError("keys cannot be combined with a split by files of keys")
 
     def _check_selection(self) -> None:
-        for name in ("fields", "drop", "include_class", "exclude_class", "beside"):
+        several = ("fields", "drop", "include_class", "exclude_class", "beside", "label_columns")
+        for name in several:
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(value))
         if not all(self.rename.values()):
@@ -446,6 +449,17 @@ class ConvertOptions(Options):
             raise UsageError("label_separator must not be empty", found="''")
         column = self.label_column is not None
         self._requires(("label_separator",), column, "label_column", "give label_column=NAME")
+        if not self.label_columns:
+            return
+        if len(self.label_columns) < 2 or len({*self.label_columns}) < len(self.label_columns):
+            raise UsageError(
+                "label_columns must be two or more different columns",
+                found=", ".join(self.label_columns),
+                fix="give label_column=NAME for labels that are in one column",
+            )
+        if column or self.classes is not None:
+            other = "label_column" if column else "classes"
+            raise UsageError(f"label_columns cannot be combined with {other}", fix="give only one")
 
     def _check_engine(self) -> None:
         ray = self.engine == "ray"
@@ -579,6 +593,7 @@ class ConvertKeywords(ImageKeywords, AudioKeywords, TextKeywords, total=False):
     file_column: str | None
     file_suffix: str | None
     label_column: str | None
+    label_columns: Sequence[str]
     label_separator: str | None
     annotations_frame: str | None
     fields: Sequence[str] | None

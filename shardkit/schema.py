@@ -401,10 +401,26 @@ ClassNames: TypeAlias = Sequence[str] | Mapping[str, Sequence[str]]
 
 
 def holds_classes(kind: FieldType | None) -> bool:
-    """Return whether a field may contain class numbers: an integer, or an array of integers."""
-    return isinstance(kind, Int) or (
-        isinstance(kind, Array) and kind.dtype is not None and np.dtype(kind.dtype).kind in "iu"
+    """Return whether a field may have class names: an integer, an array of them, or a vector."""
+    return (
+        isinstance(kind, Int)
+        or is_vector(kind)
+        or (
+            isinstance(kind, Array) and kind.dtype is not None and np.dtype(kind.dtype).kind in "iu"
+        )
     )
+
+
+def is_vector(kind: FieldType | None) -> bool:
+    """Return whether a field has a truth value for each class."""
+    return isinstance(kind, Array) and kind.dtype == "|b1" and len(kind.shape or ()) == 1
+
+
+def numbers_of(label: Any) -> list[int]:
+    """Return the class numbers in a label: one, those of an array, or those a vector marks."""
+    is_marks = isinstance(label, np.ndarray) and label.dtype == np.bool_
+    found: list[int] = np.ravel(np.flatnonzero(label) if is_marks else label).tolist()
+    return found
 
 
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:

@@ -84,21 +84,6 @@ def test_images_in_other_formats_are_called_so(format, tmp_path):
     assert _convert(path.parent, tmp_path / "o").samples == 1
 
 
-def test_an_empty_cell_of_several_labels(tmp_path):
-    for name in "ab":
-        (tmp_path / "d").mkdir(exist_ok=True)
-        (tmp_path / "d" / f"{name}.png").write_bytes(make_image(3))
-    table = tmp_path / "t.csv"
-    table.write_text("file_name,tags\na.png,x;y\nb.png,\n")
-    options = {"metadata": table, "label_column": "tags", "label_separator": ";"}
-    with pytest.raises(ShardkitError, match="there is no label") as error:
-        _convert(tmp_path / "d", tmp_path / "o", **options)
-    assert "write ';' for no labels" in str(error.value.fix)
-    table.write_text("file_name,tags\na.png,x;y\nb.png,;\n")
-    _convert(tmp_path / "d", tmp_path / "o", **options)
-    assert [list(s["label"]) for s in shardkit.open(tmp_path / "o")] == [[0, 1], []]
-
-
 def test_another_option_is_no_change_of_the_source(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("text,n\na,1\n")

@@ -56,6 +56,7 @@ def _names(ctx: click.Context, param: click.Parameter, file: Path | None) -> lis
     file_column="NAME",
     file_suffix=".EXT",
     label_column="NAME",
+    label_columns="A,B",
     label_separator="TEXT",
     annotations_frame="",
     fields="A,B",

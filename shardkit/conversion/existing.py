@@ -244,7 +244,7 @@ def _difference(out: Path, recipe: dict[str, Any]) -> str:
 # Options on which it depends what is read of a source.
 _READING = {
     *("text", "fields", "drop", "split", "split_column", "documents"),
-    *("label_column", "label_separator", "classes"),
+    *("label_column", "label_columns", "label_separator", "classes"),
     *("metadata", "file_column", "file_suffix", "annotations_frame"),
 }
 

@@ -306,8 +306,9 @@ class _Tools:
 def label_of_text(source: Source | Stream, recipe: Recipe) -> str | None:
     """The label that documents keep next to their text: from a folder, or the label column."""
     also = source.also if isinstance(source, Stream) else ()
-    made = source.reads_text or recipe.label_column is not None
-    return "label" if made and "label" in source.schema and "label" not in also else None
+    made = source.reads_text or recipe.has_label_column
+    name = "labels" if recipe.label_columns else "label"
+    return name if made and name in source.schema and name not in also else None
 
 
 def _load_tokenizer(sources: Mapping[str, Source | Stream], options: TextOptions) -> Tokenizer:

@@ -20,7 +20,7 @@ from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader
 from shardkit.helpers.indices import array
 from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sample import Sample
-from shardkit.schema import Schema, check_label
+from shardkit.schema import Schema, check_label, is_vector
 from shardkit.storage.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -81,8 +81,10 @@ def merged_classes(
     found: dict[str, tuple[str, ...]] = {}
     errors: dict[str, ShardkitError] = {}
     for field in dict.fromkeys(field for _, part in filled for field in part.class_names):
-        tables = [(n, part.class_names.get(field)) for n, part in filled if field in part.schema]
-        names, error = united_classes(tables)
+        with_field = [(name, part) for name, part in filled if field in part.schema]
+        tables = [(name, part.class_names.get(field)) for name, part in with_field]
+        vectors = any(is_vector(part.schema[field]) for _, part in with_field)
+        names, error = united_classes(tables, same=vectors)
         if names is not None:
             found[field] = names
         elif error is not None:

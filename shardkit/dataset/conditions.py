@@ -36,6 +36,7 @@ from shardkit.schema import (
     Schema,
     Text,
     Video,
+    numbers_of,
 )
 
 _Test: TypeAlias = Callable[[Sample], "bool | None"]  # None: neither true nor false
@@ -249,7 +250,10 @@ class _Reader:
                 return value in several if isinstance(value, str) else None
             if whole.kind == "any" and not isinstance(several, list):
                 return None
-            items = several.tolist() if isinstance(several, np.ndarray) else several
+            if isinstance(several, np.ndarray):
+                items = numbers_of(several) if whole.names else several.tolist()
+            else:
+                items = several
             return any(_alike(value, other) and value == other for other in items)
 
         return self._made(test, item, whole)

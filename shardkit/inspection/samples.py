@@ -26,7 +26,18 @@ from shardkit.errors import (
 )
 from shardkit.formats.base import KEY
 from shardkit.sample import Sample
-from shardkit.schema import Array, Bytes, Encoded, Image, Images, Int, Json, Text, images_in
+from shardkit.schema import (
+    Array,
+    Bytes,
+    Encoded,
+    Image,
+    Images,
+    Int,
+    Json,
+    Text,
+    images_in,
+    numbers_of,
+)
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
@@ -133,7 +144,7 @@ def in_words(
         return f"{len(value):,} bytes: {value[:_BYTES]!r}" + "..." * (len(value) > _BYTES)
     if isinstance(kind, Array):
         some = printable(", ".join(map(str, _first(value)))) + ", ..." * (value.size > _VALUES)
-        about = f"{value.dtype} {value.shape}: {some}"
+        about = f"{value.dtype} {value.shape}: {some}" + _named(dataset, field, value)
         if field == "loss_mask" and sample is not None:
             text, before = _learned(dataset, sample.get("tokens"), value, short), "; "
         else:
@@ -141,9 +152,14 @@ def in_words(
         return (before if short else "\n").join([about, *text])
     if isinstance(kind, Json):
         return json.dumps(value, ensure_ascii=False, indent=None if short else 2)
-    names = dataset.class_names.get(field, ()) if isinstance(kind, Int) else ()
-    known = bool(names) and 0 <= value < len(names)
-    return f"{value} ({printable(names[value])})" if known else str(value)
+    return f"{value}" + (_named(dataset, field, value) if isinstance(kind, Int) else "")
+
+
+def _named(dataset: Dataset, field: str, value: Any) -> str:
+    """Return the names of the first classes in a label, in parentheses; empty if there are none."""
+    names = dataset.class_names.get(field, ())
+    some = [names[n] for n in numbers_of(value)[:_VALUES] if 0 <= n < len(names)] if names else []
+    return f" ({printable(', '.join(some))})" if some else ""
 
 
 def _first(array: np.ndarray[Any, Any]) -> list[Any]:

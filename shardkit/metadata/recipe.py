@@ -105,6 +105,7 @@ class Recipe:
     file_column: str | None = None
     file_suffix: str | None = None
     label_column: str | None = None
+    label_columns: tuple[str, ...] = ()
     label_separator: str | None = None
     annotations_frame: str | None = None
     on_error: str = "fail"
@@ -163,6 +164,7 @@ class Recipe:
             "shuffle": options.seed if options.shuffle else None,
             "fields": None if options.fields is None else tuple(sorted(set(options.fields))),
             "drop": tuple(sorted(set(options.drop))),
+            "label_columns": tuple(options.label_columns),
             "beside": tuple(sorted(set(options.beside))),
             "rename": dict(options.rename),
             "image_defaults": dict(IMAGE_DEFAULTS) if encodes else None,
@@ -189,6 +191,11 @@ class Recipe:
         return bool(self.include_class or self.exclude_class) or any(
             option is not None for option in asked
         )
+
+    @property
+    def has_label_column(self) -> bool:
+        """Whether labels come from columns of a table, or from fields."""
+        return self.label_column is not None or bool(self.label_columns)
 
     @property
     def one_shard(self) -> bool:

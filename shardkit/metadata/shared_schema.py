@@ -115,13 +115,13 @@ def _other_type(field: str, typed: Mapping[str, FieldType], what: str) -> Format
 
 
 def united_classes(
-    tables: Sequence[tuple[str, Sequence[str] | None]],
+    tables: Sequence[tuple[str, Sequence[str] | None]], *, same: bool = False
 ) -> tuple[tuple[str, ...] | None, FormatError | None]:
     """Merge the class names of a field from several datasets; or return an error.
 
     `tables` has the name and the class names of each dataset with the field; None: it only has
     numbers. Classes with the same name are merged. They are sorted if all datasets have them
-    sorted, and otherwise in order of first occurrence.
+    sorted, and otherwise in order of first occurrence. `same`: no two may differ.
     """
     named = [(dataset, table) for dataset, table in tables if table is not None]
     if not named:
@@ -133,6 +133,14 @@ def united_classes(
             expected="class names in all sources, or in none",
             found=f"{list(named[0][1])!r:.100} in {named[0][0]}, none in {plain}",
         )
+    for dataset, table in named if same else ():
+        if list(table) != list(named[0][1]):
+            return None, FormatError(
+                "vectors of labels have different classes in different sources",
+                expected=f"{list(named[0][1])!r:.100}, as in {named[0][0]}",
+                found=f"{list(table)!r:.100} in {dataset}",
+                fix="make them with the same --label-columns, in the same order",
+            )
     found = list(dict.fromkeys(name for _, table in named for name in table))
     if all(list(table) == sorted(table) for _, table in named):
         found.sort()

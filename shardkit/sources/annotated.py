@@ -38,11 +38,11 @@ def recognise(candidate: Candidate) -> Splits | None:
     if layout is None:
         return None
     refuse_metadata(recipe, path)
-    if recipe.label_column is not None:
+    if recipe.has_label_column:
         raise UsageError(
             "the labels of these images are the categories of their boxes",
             path=path,
-            fix="omit --label-column",
+            fix="omit --label-column and --label-columns",
         )
     return candidate.noted(_open(layout, candidate))
 

@@ -106,11 +106,11 @@ class Candidate:
         refuse_classes(self.recipe, self.strict)
 
     def labelled(self, sources: Splits) -> Splits:
-        """Return the sources, with a label made from the field that `label_column` names, if any.
+        """Return the sources, with labels made from the fields that options name, if any.
 
-        Raises UsageError if it is to be made from a stream.
+        Raises UsageError if they are to be made from a stream.
         """
-        if self.recipe.label_column is None:
+        if not self.recipe.has_label_column:
             return sources
         known = {name: source for name, source in sources.items() if isinstance(source, Source)}
         if len(known) < len(sources):
@@ -152,7 +152,7 @@ def refuse_classes(recipe: Recipe, strict: bool) -> None:
 
 
 def with_labels(sources: Mapping[str, Source], recipe: Recipe) -> Splits:
-    """Return the sources, with a label made from the field that `label_column` names, if any."""
+    """Return the sources, with labels made from the fields that options name, if any."""
     from shardkit.sources.labels import LabelColumn, labelled
 
     asked = LabelColumn.of(recipe)

@@ -26,7 +26,7 @@ CHUNK = 4096  # values that are packed at a time
 _DECIMAL = re.compile(r"(0|[1-9]\d*)?\.\d*(e[+-]?\d+)?|(0|[1-9]\d*)e[+-]?\d+", re.IGNORECASE)
 _DIGITS = 21  # more than an Int has
 _NOT_FINITE = {"nan", "NaN", "inf", "-inf", "Infinity", "-Infinity"}
-_TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+TRUTH = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _OF_JSON = {str, int, float, bool, list, dict}
 _NUMBERS: dict[type[FieldType], Any] = {Int: np.int64, Float: np.float64, Bool: np.bool_}
 
@@ -81,7 +81,7 @@ class Column:
             return self._values[row].item()
         text = self._text(row).decode("utf-8", "surrogatepass")
         value = text if isinstance(self.kind, Text) else json.loads(text)
-        return np.array(value, np.int64) if isinstance(self.kind, Array) else value
+        return np.array(value, self.kind.dtype) if isinstance(self.kind, Array) else value
 
     def _text(self, row: int) -> bytes:
         assert self._ends is not None
@@ -406,9 +406,9 @@ def _any_number(text: str) -> float:
 
 
 def _truth(text: str) -> bool:
-    if text not in _TRUTH:
+    if text not in TRUTH:
         raise ValueError
-    return _TRUTH[text]
+    return TRUTH[text]
 
 
 # How cells become values, from the narrowest type on.

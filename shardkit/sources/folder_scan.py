@@ -446,6 +446,7 @@ class FolderScan:
             self.files = self.files.select(joined.files)
         self.files.metadata = joined.metadata
         self.problems += joined.problems
+        self.notes += joined.notes
         if joined.labelled:
             self.labelled = False  # by its folders
 

@@ -1,14 +1,14 @@
-"""Labels from a column or field: words become named classes, lists of labels become arrays.
+"""Labels from columns or fields: words become named classes, lists of labels become arrays.
 
 The field is called `label`, whatever the name of the column. Integers are used as labels unchanged,
-and floats are regression targets.
+and floats are regression targets. Several columns of 0 and 1 become one vector, `labels`.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,23 +22,27 @@ from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.sources.base import Source, SourceWrapper
-from shardkit.sources.columns import whole_number
+from shardkit.sources.columns import TRUTH, whole_number
 
-LABEL = "label"
+LABEL, LABELS = "label", "labels"
 _LISTS = Array("<i8", (None,))
+_BITS: dict[Any, bool] = {0: False, 1: True, "0": False, "1": True, "0.0": False, "1.0": True}
+_BITS |= TRUTH
 _MAX_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
 class LabelColumn:
-    """The column to take labels from, and how they are written in it."""
+    """The column to take labels from, and how they are written in it; or those of a vector."""
 
-    column: str
+    columns: tuple[str, ...]
     separator: str | None = None  # between the labels in a cell of text
     classes: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, recipe: Recipe) -> LabelColumn | None:
+        if recipe.label_columns:
+            return cls(recipe.label_columns)
         if recipe.label_column is None:
             return None
         classes = recipe.classes
@@ -46,19 +50,43 @@ class LabelColumn:
             raise UsageError("class names by field are for sequences whose labels are integers")
         if classes is not None:
             check_names(classes)
-        return cls(recipe.label_column, recipe.label_separator, classes)
+        return cls((recipe.label_column,), recipe.label_separator, classes)
+
+    @property
+    def column(self) -> str:
+        """The only column, or the first one."""
+        return self.columns[0]
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.columns) > 1
+
+    @property
+    def field(self) -> str:
+        """The field that the labels become."""
+        return LABELS if self.is_vector else LABEL
+
+    def value_in(self, fields: Mapping[str, Any]) -> Any:
+        """Return the value of the column in a sample or row; None if absent; of a vector, all."""
+        return tuple(map(fields.get, self.columns)) if self.is_vector else fields.get(self.column)
+
+    def replaced(self, fields: Mapping[str, Any], made: Any) -> dict[str, Any]:
+        """Return a sample, or another mapping by field, with labels in place of the columns."""
+        named = {self.field if n == self.column else n: v for n, v in fields.items()}
+        left = {n: v for n, v in named.items() if n == self.field or n not in self.columns}
+        return left | {self.field: made}
 
     def refuse_unknown(self, columns: Iterable[str]) -> None:
-        """Raise UsageError if there is no such column, or if another column is called `label`."""
-        columns = list(columns)
-        if self.column not in columns:
+        """Raise UsageError for an unknown column, and for another with the name of the field."""
+        columns, own = list(columns), self.field
+        for column in self.columns:
+            if column not in columns:
+                raise UsageError(
+                    f"there is no column {column!r} for labels", expected=near(column, columns)
+                )
+        if own in columns and own not in self.columns:
             raise UsageError(
-                f"there is no column {self.column!r} for labels",
-                expected=near(self.column, columns),
-            )
-        if self.column != LABEL and LABEL in columns:
-            raise UsageError(
-                f"labels of the column {self.column!r} become the field {LABEL!r}, which already"
+                f"labels of the column {self.column!r} become the field {own!r}, which already"
                 " exists",
                 found=", ".join(columns),
                 fix=f"use --label-column {LABEL}, or rename that column",
@@ -69,7 +97,7 @@ class Labels:
     """Converts a value of the column to a label; raises SampleError for an invalid value."""
 
     def __init__(self, asked: LabelColumn, kind: FieldType, names: Sequence[str] | None) -> None:
-        self.column = asked.column
+        self.asked, self.notes = asked, list[str]()
         self.names = None if names is None else tuple(names)
         self._separator = asked.separator
         lists = asked.separator is not None or not isinstance(kind, Int | Float | Bool | Text)
@@ -81,16 +109,15 @@ class Labels:
 
     @property
     def class_names(self) -> dict[str, tuple[str, ...]]:
-        return {} if self.names is None else {LABEL: self.names}
+        return {} if self.names is None else {self.asked.field: self.names}
 
     def __call__(self, value: Any) -> Any:
-        if value is None or value == "":
+        absent = value is None or (isinstance(value, str) and not value)
+        if absent and self._separator is None:
             raise SampleError(
                 "there is no label",
-                field=self.column,
-                fix="fill it in"
-                + (f", write {self._separator!r} for no labels" if self._separator else "")
-                + ", or skip such samples with --on-error skip",
+                field=self.asked.column,
+                fix="fill it in, or skip such samples with --on-error skip",
             )
         if self.kind == _LISTS:
             if self._separator is None and not isinstance(value, list | np.ndarray):
@@ -105,7 +132,7 @@ class Labels:
 
     def of_words(self, values: Sequence[Any]) -> list[int] | None:
         """Convert many words; None unless all of them are class names."""
-        if self.kind == _LISTS:
+        if isinstance(self.kind, Array):
             return None
         found = [number for value in values if (number := self._number.get(value)) is not None]
         return found if len(found) == len(values) else None
@@ -128,17 +155,43 @@ class Labels:
             names = f"one of {len(self.names):,} classes: {some}, or the number of a class"
         return SampleError(
             "the label is not a known class",
-            field=self.column,
+            field=self.asked.column,
             expected=names or self.kind.python,
             found=f"{value!r:.60}",
             fix="correct it, add it to the list of --classes, or use --on-error skip",
         )
 
 
+class _Vectors(Labels):
+    """Converts the values of several columns of a row to a vector of truth values."""
+
+    def __init__(self, asked: LabelColumn) -> None:
+        super().__init__(asked, Int(), asked.columns)
+        self.kind = Array("|b1", (len(asked.columns),))
+
+    def __call__(self, value: Any) -> Any:
+        bits = list(map(_bit, value))
+        if None not in bits:
+            return np.array(bits, np.bool_)
+        wrong = value[bits.index(None)]
+        raise SampleError(
+            "the value of a label is not 0 or 1",
+            field=self.asked.columns[bits.index(None)],
+            expected="0 or 1, or true or false, in each of the columns of --label-columns",
+            found="no value" if wrong is None or str(wrong) == "" else f"{wrong!r:.60}",
+            fix="correct it, leave the column out, or use --on-error skip",
+        )
+
+
+def _bit(value: Any) -> bool | None:
+    """Return whether a value is 1; None if it is neither 0 nor 1."""
+    return _BITS.get(value) if isinstance(value, str | int | float | np.generic) else None
+
+
 def words(value: Any, separator: str | None) -> list[Any]:
-    """Split a value with several labels: a list, or text with a separator."""
-    if isinstance(value, str) and separator is not None:
-        return [word for part in value.split(separator) if (word := part.strip())]
+    """Split a value with several labels: a list, or text with a separator, which may be absent."""
+    if separator is not None and isinstance(value, str | None):
+        return [word for part in (value or "").split(separator) if (word := part.strip())]
     if isinstance(value, np.ndarray):
         return list(value.tolist())
     return value if isinstance(value, list) else [None]  # None: an invalid label
@@ -155,6 +208,12 @@ def find_labels(
     `name` names a row in messages, by its number. Raises UsageError for a column that cannot hold
     labels, and SourceError for one with values of several types.
     """
+    counts = Counter[int]()  # of samples, by their number of labels
+    if asked.is_vector:
+        vectors = _Vectors(asked)
+        deque(_counted(values(), counts, _ones), 0)
+        vectors.notes = _notes(asked, counts)
+        return vectors
     if asked.separator is not None and not isinstance(kind, Text):
         raise UsageError(
             f"the column {asked.column!r} is not text, so it cannot be split by a separator",
@@ -177,9 +236,41 @@ def find_labels(
     names = asked.classes
     if isinstance(kind, Json):
         _refuse_mixed(asked, values(), name)
+    lists = asked.separator is not None or arrays or isinstance(kind, Json)
+    every = _counted(values(), counts, lambda value: len(words(value, asked.separator)))
     if isinstance(kind, Text | Json) and names is None:
-        names = _found(asked, values(), lists=asked.separator is not None or isinstance(kind, Json))
-    return Labels(asked, kind, names)
+        names = _found(asked, every if lists else values(), lists=lists)
+    elif lists:
+        deque(every, 0)
+    labels = Labels(asked, kind, names)
+    labels.notes = _notes(asked, counts)
+    return labels
+
+
+def _ones(row: Sequence[Any]) -> int:
+    """Count the labels of a row; -1 if it has another value than 0 or 1."""
+    bits = list(map(_bit, row))
+    return -1 if None in bits else bits.count(True)
+
+
+def _counted(
+    values: Iterable[Any], counts: Counter[int], count: Callable[[Any], int]
+) -> Iterator[Any]:
+    """Yield the values, and count how many have how many labels."""
+    for value in values:
+        counts[count(value)] += 1
+        yield value
+
+
+def _notes(asked: LabelColumn, counts: Mapping[int, int]) -> list[str]:
+    """Describe how many labels samples have, given their counts."""
+    notes = [f"samples without any label: {none:,}"] if (none := counts.get(0)) else []
+    if asked.is_vector and counts.keys() - {-1} == {1}:
+        notes.append(
+            f"each sample has exactly one of the {len(asked.columns):,} labels: they may be"
+            " classes, whose number is the position of the 1"
+        )
+    return notes
 
 
 def _refuse_mixed(asked: LabelColumn, values: Iterable[Any], name: Callable[[int], str]) -> None:
@@ -253,30 +344,28 @@ class Labelled(SourceWrapper):
 
     def __init__(self, whole: Source, labels: Labels) -> None:
         super().__init__(whole)
-        self._labels, own = labels, labels.column
-        kinds = {**whole.schema, own: labels.kind}
-        self.schema = Schema({LABEL if n == own else n: kinds[n] for n in whole.schema})
-        names = {n: v for n, v in whole.class_names.items() if n != own}
+        self._labels, asked = labels, labels.asked
+        self.schema = Schema(asked.replaced(whole.schema, labels.kind))
+        names = {n: v for n, v in whole.class_names.items() if n not in asked.columns}
         self.class_names = {**names, **labels.class_names}
 
     def __getitem__(self, index: int) -> Sample:
         sample = self._whole[index]
-        if LABEL not in self.schema:
+        asked = self._labels.asked
+        if asked.field not in self.schema:
             return sample
-        value = sample.get(self._labels.column)
+        value = asked.value_in(sample)
         try:
             label = self._labels(json.loads(value) if isinstance(value, JsonText) else value)
         except SampleError as error:
             raise error.located(key=sample["__key__"]) from error.__cause__
-        own = self._labels.column
-        return {LABEL if n == own else n: label if n == own else v for n, v in sample.items()}
+        return asked.replaced(sample, label)
 
     def narrow(self, selection: Selection) -> None:
         self._whole = copy.copy(self._whole)
-        own = {LABEL: self._labels.column}
-        fields = selection.fields
-        theirs = None if fields is None else tuple(own.get(name, name) for name in fields)
-        drop = tuple(own.get(name, name) for name in selection.drop)
+        own, fields = {self._labels.asked.field: self._labels.asked.columns}, selection.fields
+        theirs = None if fields is None else tuple(c for n in fields for c in own.get(n, (n,)))
+        drop = tuple(column for name in selection.drop for column in own.get(name, (name,)))
         self._whole.narrow(replace(selection, fields=theirs, drop=drop))
         Source.narrow(self, selection)
 
@@ -287,7 +376,7 @@ class Labelled(SourceWrapper):
         found = super().fingerprint()
         if found is None:
             return None
-        made = json.dumps([found.get("files"), self._labels.column, self._labels.names])
+        made = json.dumps([found.get("files"), self._labels.asked.column, self._labels.names])
         return {**found, "files": xxhash.xxh3_128_hexdigest(made.encode())}
 
 
@@ -298,10 +387,11 @@ def labelled(sources: Mapping[str, Source], asked: LabelColumn) -> dict[str, Sou
     """
     first = next(iter(sources.values()))
     for source in sources.values():
-        if error := source.others.get(asked.column):
-            raise error
+        for column in asked.columns:
+            if error := source.others.get(column):
+                raise error
         asked.refuse_unknown(source.schema)
-    names = first.class_names.get(asked.column)
+    names = None if asked.is_vector else first.class_names.get(asked.column)
     kind = first.schema[asked.column]
     if names is not None:
         if asked.classes not in (None, names):
@@ -311,22 +401,24 @@ def labelled(sources: Mapping[str, Source], asked: LabelColumn) -> dict[str, Sou
                 fix="omit --classes",
             )
         asked = replace(asked, classes=names)
-    labels = find_labels(asked, kind, lambda: _values(sources, asked.column))
+    labels = find_labels(asked, kind, lambda: _values(sources, asked))
     for name, source in sources.items():
-        if type(source.schema[asked.column]) is not type(kind):
+        if not asked.is_vector and type(source.schema[asked.column]) is not type(kind):
             raise UsageError(
                 f"the column {asked.column!r} has different types in different splits",
                 found=f"{source.schema[asked.column]} in {name}, {kind} in {next(iter(sources))}",
             )
-    return {name: Labelled(source, labels) for name, source in sources.items()}
+    found: dict[str, Source] = {name: Labelled(source, labels) for name, source in sources.items()}
+    next(iter(found.values())).notes = (*first.notes, *labels.notes)
+    return found
 
 
-def _values(sources: Mapping[str, Source], column: str) -> Iterator[Any]:
-    """Yield the values of a field in all readable samples."""
+def _values(sources: Mapping[str, Source], asked: LabelColumn) -> Iterator[Any]:
+    """Yield the values of the columns in all readable samples."""
     for source in sources.values():
         part = source.select(np.arange(len(source))).skimmed()
-        part.narrow(Selection((column,)))
+        part.narrow(Selection(asked.columns))
         for document in part.documents():
             if isinstance(document.sample, dict):
-                value = document.sample.get(column)
+                value = asked.value_in(document.sample)
                 yield json.loads(value) if isinstance(value, JsonText) else value

@@ -7,8 +7,9 @@ JSON and Parquet values keep their types.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +20,7 @@ from shardkit.helpers.mistyped import meant
 from shardkit.sample import KeyTable, key_hash
 from shardkit.schema import FieldType, Schema
 from shardkit.sources.columns import Column, Metadata
-from shardkit.sources.labels import LABEL, LabelColumn, find_labels
+from shardkit.sources.labels import LabelColumn, Labels, find_labels
 from shardkit.sources.tables import Table
 from shardkit.storage import fs
 
@@ -84,6 +85,7 @@ class Joined(NamedTuple):
     metadata: Metadata
     files: npt.NDArray[np.int64]
     problems: list[ShardkitError]
+    notes: list[str]
 
 
 def join(
@@ -106,13 +108,14 @@ def join(
     columns, unusable = table.columns()
     if len(used) < len(table):
         columns = {name: column.take(used) for name, column in columns.items()}
-    class_names: dict[str, tuple[str, ...]] = {}
+    class_names, notes = dict[str, tuple[str, ...]](), list[str]()
     wrong: dict[int, SampleError] = {}
     if labels is not None:
         labels.refuse_unknown((*columns, *unusable))
-        if labels.column in unusable:
-            raise unusable[labels.column]
-        columns, class_names, wrong = _with_labels(table, columns, labels, used)
+        for column in unusable.keys() & {*labels.columns}:
+            raise unusable[column]
+        columns, made, wrong = _with_labels(table, columns, labels, used)
+        class_names, notes = made.class_names, made.notes
     problems = _without_file(table, numbers)
     found = []
     start = 0
@@ -133,8 +136,8 @@ def join(
         gaps = {n: (rows < 0).any() or not c.present[rows].all() for n, c in columns.items()}
         schema = Schema({n: replace(c.kind, optional=bool(gaps[n])) for n, c in columns.items()})
         metadata = Metadata(schema, columns, rows, unusable, class_names, table.path)
-        found.append(Joined(labels is not None, metadata, np.flatnonzero(kept), problems))
-        problems = []
+        found.append(Joined(labels is not None, metadata, np.flatnonzero(kept), problems, notes))
+        problems, notes = [], []
     return found
 
 
@@ -163,18 +166,23 @@ def _files_of(names: Column, files: Sequence[tuple[str, FileTable]]) -> npt.NDAr
 
 def _with_labels(
     table: Table, columns: dict[str, Column], asked: LabelColumn, used: npt.NDArray[np.int64]
-) -> tuple[dict[str, Column], dict[str, tuple[str, ...]], dict[int, SampleError]]:
-    """Return the columns with labels in place of those asked for, class names, errors by row."""
-    column = columns[asked.column]
+) -> tuple[dict[str, Column], Labels, dict[int, SampleError]]:
+    """Return the columns with labels in place of those asked for, the labels, errors by row."""
 
     def name(row: int) -> str:
         path, words = table.where(int(used[row]))
         return f"{words} ({path})"
 
-    labels = find_labels(asked, column.kind, lambda: column, name)
+    def chunks() -> Iterator[list[Any]]:
+        every = (columns[name].chunks() for name in asked.columns)
+        for lists in zip(*every, strict=True):
+            yield list(zip(*lists, strict=True)) if asked.is_vector else lists[0]
+
+    kind = columns[asked.column].kind
+    labels = find_labels(asked, kind, lambda: chain.from_iterable(chunks()), name)
     wrong: dict[int, SampleError] = {}
     parts, row = [Column.of(labels.kind, [])], 0
-    for values in column.chunks():
+    for values in chunks():
         made: list[Any] = labels.of_words(values) or []
         for value in () if made else values:
             try:
@@ -187,9 +195,7 @@ def _with_labels(
     if wrong:
         first = next(iter(wrong.values()))
         _refuse_many(table, wrong, f"rows have no label: {first.what}, such as {first.found}")
-    columns = {LABEL if n == asked.column else n: c for n, c in columns.items()}
-    columns[LABEL] = Column.joined(parts)
-    return columns, labels.class_names, wrong
+    return asked.replaced(columns, Column.joined(parts)), labels, wrong
 
 
 def _refuse_twice(

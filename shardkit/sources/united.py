@@ -229,7 +229,8 @@ def unite(opened: Mapping[str, Mapping[str, _Any]], recipe: Recipe) -> dict[str,
     # The same for all splits.
     classes, errors = merged_classes(pair for split in splits.values() for pair in split.items())
     for field, error in errors.items():
-        error.fix = f"name the classes in all sources, or convert without: {drop_option(field)}"
+        way = error.fix or "name the classes in all sources"
+        error.fix = f"{way}, or convert without: {drop_option(field)}"
     united: dict[str, _Any] = {}
     for split, sources in splits.items():
         members = [

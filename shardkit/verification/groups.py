@@ -36,7 +36,7 @@ _TOGETHER = (
     ("where",),
     ("sample",),
     ("keys", "split", "split_column", "folds", "stratify", "group"),
-    ("metadata", "file_column", "file_suffix", "label_column", "label_separator"),
+    ("metadata", "file_column", "file_suffix", "label_column", "label_columns", "label_separator"),
     ("annotations_frame",),
 )
 _Sources: TypeAlias = Mapping[str, Source | Stream]

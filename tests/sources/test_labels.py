@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas
 import pytest
+import torch
 
 import shardkit
 from shardkit import (
@@ -25,13 +26,15 @@ from shardkit import (
     TextOptions,
     UsageError,
 )
+from shardkit.inspection.samples import in_words
 from shardkit.metadata.manifest import load
 from shardkit.sources import metadata, open_sources
 from shardkit.sources.columns import Building
+from shardkit.torch import Loader
 from shardkit.verification.verify import verify
 from tests.codecs import tokenizer_zoo
 from tests.conversion.text_corpora import few_words
-from tests.sources.real import cases, convert, one, put, refused, verified
+from tests.sources.real import cases, convert, keys, one, put, refused, verified
 
 TABLE = "image_id,label,age\nd,dog,1\na,cat,2\nc,cat,\nb,dog,4\n"
 KAGGLE = {"file_column": "image_id", "file_suffix": ".jpg", "label_column": "label"}
@@ -76,8 +79,8 @@ def saved(frame: pandas.DataFrame, path: Path) -> Path:
     return path
 
 
-def labels(out: Path) -> dict[str, Any]:
-    return {sample["__key__"]: sample.get("label") for sample in shardkit.open(out)}
+def labels(out: Path, field: str = "label") -> dict[str, Any]:
+    return {sample["__key__"]: sample.get(field) for sample in shardkit.open(out)}
 
 
 def test_metadata_parquet_beside_images_are_read_as_by_datasets(flat, tmp_path):
@@ -225,10 +228,126 @@ def test_several_labels_are_arrays_of_classes(flat, tmp_path, kind):
         assert shardkit.open(tmp_path / "numbers").classes is None
 
 
+HOT = {"a": (1, 0, 0), "b": (0, 1, 1), "c": (0, 0, 0), "d": (1, 1, 0)}
+WORDS = ["cat", "dog", "emu"]
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet"])
+@pytest.mark.parametrize("kind", ["int64", "bool", "float64"])
+def test_columns_of_zeros_and_ones_become_a_vector(tmp_path, name, kind):
+    flat = put(tmp_path / "in", {f"f/{key}.jpg": None for key in HOT})
+    frame = pandas.DataFrame(list(HOT.values()), columns=WORDS).astype(kind)
+    frame = frame.assign(file_name=[f"f/{key}.jpg" for key in HOT], age=3)
+    table, out = saved(frame, tmp_path / name), tmp_path / "out"
+    result = verified(flat, out, metadata=table, label_columns=WORDS)
+    found = shardkit.open(out)
+    assert found.schema == {"image": Image(), "labels": Array("|b1", (3,)), "age": Int()}
+    assert found.class_names == {"labels": tuple(WORDS)}
+    assert vectors(out) == {f"f/{key}": row for key, row in HOT.items()}
+    assert result.notes == ["samples without any label: 1"]
+    batch = next(iter(Loader(out, batch_size=4)))
+    assert batch["labels"].tolist() == [list(map(bool, row)) for row in HOT.values()]
+    assert keys(found.filter('"emu" in labels')) == ["f/b"]
+    convert(out, tmp_path / "marked", where="'dog' in labels and 'cat' not in labels")
+    assert vectors(tmp_path / "marked") == {"f/b": HOT["b"]}
+    assert in_words(found, "labels", found[1]["labels"]).endswith("False, True, True (dog, emu)")
+    shardkit.export(out, "folder", tmp_path / "folder")
+    verified(tmp_path / "folder", tmp_path / "again", "arrow")
+    assert vectors(tmp_path / "again") == vectors(out)
+    convert(flat, tmp_path / "other", metadata=table, label_columns=WORDS[::-1])
+    both = [out, tmp_path / "other"]
+    refused(ShardkitError, "vectors of labels have different", convert, both, tmp_path / "no")
+
+
+def vectors(out: Path) -> dict[str, tuple[int, ...]]:
+    return {key: tuple(map(int, row)) for key, row in labels(out, "labels").items()}
+
+
+@cases(
+    "cells what found",
+    ("1,2", "line 3 of the metadata: the value of a label is not 0 or 1", "2"),
+    ("1,", "line 3 of the metadata: the value of a label is not 0 or 1", "no value"),
+    ("1,yes", "line 3 of the metadata: the value of a label is not 0 or 1", "'yes'"),
+    ("1,-1", "line 3 of the metadata: the value of a label is not 0 or 1", "-1"),
+)
+def test_other_values_than_0_and_1_name_row_and_column(flat, tmp_path, cells, what, found):
+    rows = f"file_name,x,y\na.jpg,1,0\nb.jpg,{cells}\nc.jpg,0,1\nd.jpg,0,1\n"
+    asked = {"metadata": written(tmp_path / "t.csv", rows), "label_columns": ["x", "y"]}
+    error = refused(SampleError, what, convert, flat, tmp_path / "out", **asked)
+    assert (error.where["field"], error.where["key"], error.found) == ("y", "b", found)
+    result = verified(flat, tmp_path / "out", on_error="skip", **asked)
+    assert vectors(tmp_path / "out") == {"a": (1, 0), "c": (0, 1), "d": (0, 1)}
+    assert result.notes == [
+        "each sample has exactly one of the 2 labels: they may be classes, whose number is the"
+        " position of the 1"
+    ]
+
+
+COMMENTS = [
+    {"comment": "one", "bad": 0, "rude": 1, "n": 5},
+    {"comment": "two", "bad": 0, "rude": 0, "n": 6},
+    {"comment": "three", "bad": 1, "rude": 1, "n": 7},
+]
+
+
+@pytest.mark.parametrize("way", ["csv", "documents", "jsonl", "parquet", "dataset", "sequence"])
+def test_columns_of_text_and_datasets_become_a_vector(tmp_path, way):
+    source: Any = COMMENTS
+    options: dict[str, Any] = {"label_columns": ["bad", "rude"]}
+    if way == "documents":
+        options["text"] = shardkit.TextOptions(field="comment")
+    if way == "dataset":
+        source = tmp_path / "in"
+        convert(COMMENTS, source, "arrow")
+    elif way != "sequence":
+        suffix = "csv" if way == "documents" else way
+        source = saved(pandas.DataFrame(COMMENTS), tmp_path / f"in.{suffix}")
+    result = convert(source, tmp_path / "out", "arrow", **options)
+    assert [*vectors(tmp_path / "out").values()] == [(0, 1), (0, 0), (1, 1)]
+    assert shardkit.open(tmp_path / "out").classes == ("bad", "rude")
+    assert "samples without any label: 1" in result.notes
+    others = {"comment"} if way == "documents" else {"comment", "n"}
+    assert shardkit.open(tmp_path / "out").schema.keys() == {"labels", *others}
+    if way != "sequence":
+        assert verify(tmp_path / "out", source).sound
+        convert(source, tmp_path / "few", "arrow", fields=["labels"], **options)
+        assert vectors(tmp_path / "few") == vectors(tmp_path / "out")
+    wrong = [{**row, "bad": row["n"]} for row in COMMENTS]
+    if way == "sequence":
+        error = refused(SampleError, "not 0 or 1", convert, wrong, tmp_path / "no", **options)
+        assert (error.where["field"], error.found) == ("bad", "5")
+
+
+FORMATS = ("wds", "lmdb", "arrow", "beton", "hf", "parquet", "tfrecord", "mds", "litdata")
+
+
+@pytest.mark.parametrize("format", [*FORMATS, "lance", "array_record"])
+def test_samples_without_labels_are_counted_and_empty_in_all_formats(flat, tmp_path, format):
+    table = written(tmp_path / "t.csv", "file_name,tags\na.jpg,x|y\nb.jpg,\nc.jpg,z\nd.jpg,|\n")
+    options = {"metadata": table, "label_column": "tags", "label_separator": "|"}
+    out = tmp_path / ("out.beton" if format == "beton" else "out")
+    result = verified(flat, out, format, **options)
+    assert result.notes[0] == "samples without any label: 2"
+    expected = {"a": [0, 1], "b": [], "c": [2], "d": []}
+    assert {key: label.tolist() for key, label in labels(out).items()} == expected
+    (batch,) = Loader(out, batch_size=4)
+    assert [label.tolist() for label in batch["label"]] == [*expected.values()]
+    assert {label.dtype for label in batch["label"]} == {torch.int64}
+    (batch,) = Loader(out, batch_size=4, transforms={"label": shardkit.MultiHot(3, "float32")})
+    assert batch["label"].tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0]]
+    (batch,) = Loader(out, batch_size=4, fields=["label"], collate=shardkit.pad_collate(-1))
+    assert batch["label"].tolist() == [[0, 1], [-1, -1], [2, -1], [-1, -1]]
+
+
 @cases(
     "options what",
     ({"file_column": "x"}, "file_column requires a metadata table"),
     ({"label_separator": "|"}, "label_separator requires label_column"),
+    ({"label_columns": ["x"]}, "must be two or more different columns"),
+    ({"label_columns": ["x", "x"]}, "must be two or more different columns"),
+    ({"label_columns": ["x", "y"], "label_column": "z"}, "cannot be combined with label_column"),
+    ({"label_columns": ["x", "y"], "classes": ["z"]}, "cannot be combined with classes"),
+    ({"label_columns": ["x", "y"]}, "there is no table with the column 'x'"),
     ({"label_column": "label"}, "there is no table with the column 'label'"),
     ({"metadata": "nowhere.csv"}, "file given by --metadata does not exist"),
     ({"metadata": "in/a.jpg"}, "not a table in a supported format"),

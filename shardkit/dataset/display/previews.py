@@ -17,7 +17,17 @@ from shardkit.codecs.media_info import MediaInfo, NotMediaError
 from shardkit.codecs.pixels import encode, to_rgb
 from shardkit.dataset.display.markup import Markup, join, lines, tag
 from shardkit.errors import MissingLibraryError, ShardkitError
-from shardkit.schema import Array, Audio, Bytes, Encoded, Image, Images, Video, images_in
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bytes,
+    Encoded,
+    Image,
+    Images,
+    Video,
+    images_in,
+    numbers_of,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -159,7 +169,7 @@ class Previews:
 
     def classes(self, value: Any, names: tuple[str, ...]) -> str:
         """Return the names of one class or several."""
-        every = np.ravel(value).tolist()
+        every = numbers_of(value)
         named = [names[n] if 0 <= n < len(names) else f"{n}" for n in every[:_SHOWN]]
         return ", ".join(short(one, self._words) for one in named) + more(len(every), _SHOWN)
 

@@ -17,7 +17,7 @@ from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import RESERVED, Array, Bool, FieldType, Float, Int, Json, Schema, Text
 from shardkit.sources.columns import CELLS, CellType, JsonType, is_exact
-from shardkit.sources.labels import LABEL, Labels
+from shardkit.sources.labels import Labels
 from shardkit.sources.partitioned import types_of
 from shardkit.sources.text_files.records import LINE_FIELD
 
@@ -41,7 +41,7 @@ class Fields:
 
     @property
     def schema(self) -> Schema:
-        label = {} if self.label is None else {LABEL: self.label.kind}
+        label = {} if self.label is None else {self.label.asked.field: self.label.kind}
         text = {} if self.text is None else {self.text: Text()}
         return Schema({**text, **label, **self.others})
 
@@ -54,7 +54,7 @@ class Fields:
         if self.text is not None:
             sample[self.text] = _text(self.text, values)
         if self.label is not None:
-            sample[LABEL] = self._label(self.label, values, cells)
+            sample[self.label.asked.field] = self._label(self.label, values, cells)
         for name, kind in self.others.items():
             value = values.get(name)
             if value is not None and not (cells and value == ""):
@@ -70,7 +70,7 @@ class Fields:
             missing = value is None or (cells and value == "")
             if missing or name in taken or not self.selection.has(name):
                 continue
-            if self.label is not None and name == self.label.column:
+            if self.label is not None and name in self.label.asked.columns:
                 continue
             if self.every and name not in RESERVED:
                 raise SampleError(
@@ -84,9 +84,10 @@ class Fields:
         return names
 
     def _label(self, labels: Labels, values: Mapping[str, Any], cells: bool) -> Any:
-        value = values.get(labels.column)
-        if value not in (None, "") and not isinstance(self.label_kind, Json):
-            value = self._fitted(labels.column, self.label_kind, value, cells)
+        asked = labels.asked
+        value = asked.value_in(values)
+        if not (asked.is_vector or value in (None, "") or isinstance(self.label_kind, Json)):
+            value = self._fitted(asked.column, self.label_kind, value, cells)
         return labels(value)
 
     def _fitted(self, name: str, kind: FieldType, value: Any, cells: bool) -> Any:
@@ -261,15 +262,15 @@ def _columns(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def choose(
-    types: Mapping[str, FieldType], asked: str | None, label: str | None = None
+    types: Mapping[str, FieldType], asked: str | None, labels: Collection[str] = ()
 ) -> str | None:
     """Return the field of the text: the one asked for, "text", the only one of type Text, or None.
 
-    The field of the `label` is not considered.
+    The fields of the `labels` are not considered.
     """
     if asked is not None:
         return asked if asked in types else None
     if LINE_FIELD in types:
         return LINE_FIELD
-    texts = [name for name, kind in types.items() if isinstance(kind, Text) and name != label]
+    texts = [name for name, kind in types.items() if isinstance(kind, Text) and name not in labels]
     return texts[0] if len(texts) == 1 and texts[0] not in RESERVED else None

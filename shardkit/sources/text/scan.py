@@ -6,7 +6,7 @@ import contextlib
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import time_ns
@@ -99,16 +99,15 @@ def open_text(
     # Without a list, filters may need labels of folders that only seem to be classes.
     guess = asked is None and whole and corpus.is_folder and (strict or recipe.chooses)
     classes, notes = label_folders(path, parts, every, named, guess=guess, strict=strict)
-    problems = corpus.problems
     if table is not None:
-        problems += _join_table(table, splits, parts)
+        _join_table(corpus, table, splits, parts)
     sources = {}
     for name, (folder, _) in splits.items():
         root = below(corpus.root, folder) if folder else corpus.root
         sources[name] = _source(root, parts[name], fields, sampled, options.encoding_errors)
         sources[name].add_labels(classes)
     first = next(iter(sources.values()))
-    first.ignored, first.problems = dict(corpus.ignored), problems
+    first.ignored, first.problems = dict(corpus.ignored), corpus.problems
     first.notes = [*corpus.notes, *notes]
     return {**sources}
 
@@ -338,17 +337,18 @@ def _below(folders: Iterable[str], above: str) -> list[str]:
 
 
 def _join_table(
-    table: GivenTable, splits: Mapping[str, Split], files: dict[str, Files]
-) -> list[ShardkitError]:
-    """Join metadata rows to the files; files without a row are dropped and returned as problems."""
+    corpus: _Corpus, table: GivenTable, splits: Mapping[str, Split], files: dict[str, Files]
+) -> None:
+    """Join metadata rows to the files; files without a row are dropped, and are problems."""
     parts = [(split.folder, files[name]) for name, split in splits.items()]
     joined = join(table.read(), parts, table.labels, every=True)
     for name, found in zip(splits, joined, strict=True):
         files[name] = files[name].select(found.files)
         files[name].metadata = found.metadata
-        if LABEL in found.metadata.schema:
+        if found.labelled or LABEL in found.metadata.schema:
             files[name].labels = []  # the table replaces labels from folders
-    return [problem for found in joined for problem in found.problems]
+        corpus.problems += found.problems
+        corpus.notes += found.notes
 
 
 def _source(
@@ -461,14 +461,14 @@ def _fields(corpus: _Corpus, recipe: Recipe, asked: LabelColumn | None) -> tuple
             f"values of {', '.join(both)} are those in the files, not those in the names of folders"
         )
     types = sampled.of_rows() if table else sampled.of_documents()
-    column = None if asked is None else asked.column
+    columns = () if asked is None else asked.columns
     chat = _conversations(corpus.path, options, types, recipe.selection)
     text = None
     if not chat and (not table or sampled.types == {LINE_FIELD: Text()}):
-        text = _text_of(corpus, sampled, types, column)
+        text = _text_of(corpus, sampled, types, columns)
     if not table:  # any further document may lack a field
         types = {name: replace(kind, optional=True) for name, kind in types.items()}
-    fields = _selected(corpus, recipe, types, (text, column, *chat))
+    fields = _selected(corpus, recipe, types, (text, *chat), columns)
     fields = replace(fields, folders=folders)
     if "" in fields.others:
         raise SourceError(
@@ -514,11 +514,11 @@ def _nothing(path: Path, problem: ShardkitError | None) -> SourceError:
 
 
 def _text_of(
-    corpus: _Corpus, sampled: Sampled, types: Mapping[str, FieldType], label: str | None
+    corpus: _Corpus, sampled: Sampled, types: Mapping[str, FieldType], labels: Collection[str]
 ) -> str:
     """Return the field with the text. Raises SourceError if it is not known."""
     options = corpus.options
-    text = choose(types, options.field, label)
+    text = choose(types, options.field, labels)
     if options.field is None and text != LINE_FIELD and options.header is None:
         _refuse_headless(corpus.path, sampled)
     if text is None:
@@ -538,13 +538,14 @@ def _selected(
     corpus: _Corpus,
     recipe: Recipe,
     types: Mapping[str, FieldType],
-    used: Sequence[str | None],
+    texts: Sequence[str | None],
+    labels: Sequence[str],
 ) -> Fields:
     """Return the fields that are read: those to store, and those that are filtered by.
 
-    `used` are the text, the label, and the fields of conversations.
+    `texts` are the text, and the fields of conversations; `labels` the columns of labels.
     """
-    text, _, *chat = used
+    (text, *chat), used = texts, {*texts, *labels}
     selection, keep = recipe.selection, corpus.options.keep_fields or not (text or chat)
     names = [name for name in types if name not in used and name not in RESERVED]
     stored = [name for name in names if keep and selection.has(name)]
@@ -610,26 +611,27 @@ def _labelled(
     corpus: _Corpus, fields: Fields, asked: LabelColumn, types: Mapping[str, FieldType]
 ) -> Fields:
     """Return the fields with a label, whose values are collected from all documents."""
-    asked.refuse_unknown([name for name in types if name != LABEL or asked.column == LABEL])
-    if asked.column == fields.text or LABEL in fields.others:
-        asked.refuse_unknown([LABEL, *types])
+    asked.refuse_unknown([n for n in types if n != asked.field or n in asked.columns])
+    if fields.text in asked.columns or asked.field in (fields.text, *fields.others):
+        asked.refuse_unknown([asked.field, *types])
         raise UsageError(
-            f"the field {asked.column!r} is the text", fix="choose another field as the label"
+            f"the field {fields.text!r} is the text", fix="choose another field as the label"
         )
     kind = types[asked.column]
-    labels = find_labels(asked, kind, lambda: _values(corpus, fields, asked.column))
+    labels = find_labels(asked, kind, lambda: _values(corpus, fields, asked))
+    corpus.notes += labels.notes
     return replace(fields, label=labels, label_kind=kind)
 
 
-def _values(corpus: _Corpus, fields: Fields, column: str) -> Iterator[Any]:
-    """Yield the values of a field in all documents that can be read."""
+def _values(corpus: _Corpus, fields: Fields, asked: LabelColumn) -> Iterator[Any]:
+    """Yield the values of the columns in all documents that can be read."""
     for index in range(len(corpus.files)):
         named = values_of(corpus.files.folder(index), fields.folders)
         with contextlib.suppress(SampleError):  # which is reported when the file is read
             file = corpus.files.open(corpus.root, index, corpus.options.encoding_errors)
             for record in file.records():
                 if isinstance(record.value, dict):
-                    yield {**record.value, **named}.get(column)
+                    yield asked.value_in({**record.value, **named})
 
 
 def _sample(corpus: _Corpus, *, every: bool) -> tuple[Sampled, ShardkitError | None]:
