@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shardkit.codecs.media import media_info as media_info
     from shardkit.codecs.media_info import MediaInfo as MediaInfo
+    from shardkit.codecs.shapes import masks as masks
     from shardkit.conversion.convert import convert as convert
     from shardkit.conversion.create import DatasetWriter as create  # noqa: F401, N813
     from shardkit.conversion.export import ExportResult as ExportResult
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "codecs.media": "media_info",
     "codecs.media_info": "MediaInfo",
+    "codecs.shapes": "masks",
     "conversion.convert": "convert",
     "conversion.create": "create=DatasetWriter",
     "conversion.export": "export ExportResult",

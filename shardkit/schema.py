@@ -423,6 +423,14 @@ def numbers_of(label: Any) -> list[int]:
     return found
 
 
+def holds_keypoints(kind: FieldType | None) -> bool:
+    """Return whether a field may contain keypoints: floats (n, k, 3)."""
+    return (
+        isinstance(kind, Array) and kind.dtype in ("<f4", "<f8") and len(kind.shape or ()) == 3
+        and (kind.shape or ())[2] == 3
+    )  # fmt: skip
+
+
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
     """Return the class names by field.
 
@@ -481,7 +489,7 @@ def lengths_dtype(names: Sequence[str]) -> np.dtype[np.void]:
 def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
     """Raises SampleError if the field has a class number without a name."""
     label = sample.get(field)
-    if isinstance(label, np.ndarray):
+    if isinstance(label, np.ndarray) and label.dtype.kind in "iu":
         wrong = label[(label < -1) | (label >= len(names))]
         label = int(wrong.flat[0]) if wrong.size else None
     if type(label) is int and not -1 <= label < len(names):

@@ -86,6 +86,58 @@ def some_painted(
     return made
 
 
+def outline(box: Sequence[int], size: tuple[int, int], kind: int) -> Any:
+    """The segmentation of a box: RLE for a crowd (4), compressed RLE (3), or a polygon."""
+    (x0, y0, x1, y1), (width, height) = box, size
+    if kind < 3:
+        return [[x0, y0, x1, y0, x1, y1, x0, y1]]
+    runs = [x0 * height + y0, *(x1 - x0) * [y1 - y0, height - y1 + y0]]
+    counts = [*runs[:-1], runs[-1] + height * (width - x1) - y0]
+    rle = {"size": [height, width], "counts": counts if counts[-1] else counts[:-1]}
+    return {**rle, "counts": compressed(rle["counts"])} if kind == 3 else rle
+
+
+def compressed(counts: Sequence[int]) -> str:
+    """Counts of RLE as text, as in COCO's maskApi.c."""
+    text = ""
+    for number, count in enumerate(counts):
+        left, more = count - (counts[number - 2] if number > 2 else 0), True
+        while more:
+            code, left = left & 31, left >> 5
+            more = left != (-1 if code & 16 else 0)
+            text += chr(code + 32 * more + 48)
+    return text
+
+
+NAMES_OF_POINTS = ["first", "middle", "hidden", "none"]
+
+
+def points_of(box: Sequence[int]) -> list[int]:
+    """Keypoints as COCO has them: the first pixel, the middle one, the last one, and none."""
+    x0, y0, x1, y1 = box
+    return [x0, y0, 2, (x0 + x1) // 2, (y0 + y1) // 2, 2, x1 - 1, y1 - 1, 1, 0, 0, 0]
+
+
+def beside(painted: Sequence[Painted]) -> dict[str, str]:
+    """The files of keypoints, of each second object, and of captions, two per second image."""
+    whole = json.loads(coco_json(painted))
+    boxes = [box for image in painted for box in image.boxes]
+    for one, box in zip(whole["annotations"], boxes, strict=True):
+        one |= {"keypoints": points_of(box), "num_keypoints": 3}
+    for kind in whole["categories"]:
+        kind["keypoints"] = NAMES_OF_POINTS
+    captions = [
+        {"image_id": 100 + number, "id": number + n, "caption": f"äöü {number} {n}"}
+        for number in range(0, len(painted), 2)
+        for n in range(2)
+    ]
+    keypoints = {**whole, "annotations": whole["annotations"][::2]}
+    return {
+        "person_keypoints": json.dumps(keypoints),
+        "captions": json.dumps({"images": whole["images"], "annotations": captions}),
+    }
+
+
 def coco_json(painted: Sequence[Painted], suffix: str = "png", **more: Any) -> str:
     """The file of instances; `more` replaces its lists."""
     ids = {name: id for id, name in CATEGORIES.items()}
@@ -94,7 +146,8 @@ def coco_json(painted: Sequence[Painted], suffix: str = "png", **more: Any) -> s
         for (x0, y0, x1, y1), name in zip(image.boxes, image.names, strict=True):
             count, width, height = len(annotations), x1 - x0, y1 - y0
             annotations.append({
-                "segmentation": [[x0, y0, x1, y0, x1, y1, x0, y1]], "area": width * height,
+                "segmentation": outline((x0, y0, x1, y1), image.size, count % 5),
+                "area": width * height,
                 "iscrowd": int(count % 5 == 4), "image_id": 100 + number,
                 "bbox": [x0, y0, width, height], "category_id": ids[name], "id": 900 - count,
             })  # fmt: skip
@@ -115,13 +168,18 @@ def coco_json(painted: Sequence[Painted], suffix: str = "png", **more: Any) -> s
     return json.dumps({**whole, **more})
 
 
-def coco(root: Path, train: Sequence[Painted], val: Sequence[Painted] = ()) -> Path:
-    """As cocodataset.org has it, unpacked into one folder."""
+def coco(
+    root: Path, train: Sequence[Painted], val: Sequence[Painted] = (), *, shapes: bool = False
+) -> Path:
+    """As cocodataset.org has it, unpacked into one folder; `shapes`: with files of `beside`."""
     for split, images in {"train2017": train, "val2017": val}.items():
         if images:
             put(root, {f"{split}/{image.name}.png": image.file() for image in images})
             put(root, {f"annotations/instances_{split}.json": coco_json(images)})
             put(root, {f"annotations/captions_{split}.json": '{"images": [], "annotations": []}'})
+            if shapes:
+                names = beside(images).items()
+                put(root, {f"annotations/{name}_{split}.json": text for name, text in names})
     return root
 
 

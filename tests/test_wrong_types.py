@@ -52,6 +52,7 @@ HF_SPLITS = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
         (lambda out: shardkit.verify(out, decode="yes"), "decode must be True or False"),
         (lambda out: shardkit.inspect(out, samples="all"), "samples must be a whole number"),
         (lambda out: shardkit.media_info(5), "data must be the bytes"),
+        (lambda out: shardkit.masks([], "3", 4), "height and width are numbers of pixels"),
         (lambda out: convert(ROWS, "wds", out, part=5), "invalid part"),
         (lambda out: convert(ROWS, ["wds"], out), "there is no format"),
         (lambda out: shardkit.StreamOptions(batching=5), "batching must be a Bucket"),

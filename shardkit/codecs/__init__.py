@@ -6,7 +6,7 @@ Each imports only those on lines below its own:
     given values
     crop frames masks packed_images perceptual sound
     media pixels
-    header jpeg media_info
+    header jpeg media_info shapes
     boxes image
-    _build array color compression extension protobuf tiff tokenizers/ window
+    _build array color compression extension protobuf rle tiff tokenizers/ window
 """

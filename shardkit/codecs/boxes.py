@@ -45,15 +45,25 @@ def boxes_in(boxes: Boxes, window: Window) -> tuple[Boxes, npt.NDArray[np.bool_]
 
     Boxes are clipped to the part of the window that shows the image, not its margins.
     """
-    start = np.array([window.x, window.y] * 2)
-    scale = np.array([window.full_width / window.width, window.full_height / window.height] * 2)
-    corner = np.array([window.left, window.top] * 2)
-    made = (boxes.astype(np.float64) - start) * scale - corner
-    inner = window.clipped()
-    low = np.array([inner.left - window.left, inner.top - window.top])
-    high = low + np.array([inner.columns, inner.rows])
+    corners = boxes.astype(np.float64).reshape(-1, 2, 2)
+    made = placed(corners, window).reshape(-1, 4)
+    low, high = inner_edges(window)
     made[:, :2], made[:, 2:] = made[:, :2].clip(low, high), made[:, 2:].clip(low, high)
     if window.flip:
         made[:, [0, 2]] = window.columns - made[:, [2, 0]]
-    kept = (made[:, 2:] - made[:, :2] >= _LEAST).all(axis=1)
+    kept: npt.NDArray[np.bool_] = np.all(made[:, 2:] - made[:, :2] >= _LEAST, axis=1)
     return made[kept].astype(boxes.dtype), kept
+
+
+def placed(points: npt.NDArray[np.float64], window: Window) -> npt.NDArray[np.float64]:
+    """Return points (..., 2) in coordinates of a window, before mirroring."""
+    scale = np.array([window.full_width / window.width, window.full_height / window.height])
+    found: npt.NDArray[np.float64] = (points - [window.x, window.y]) * scale
+    return found - [window.left, window.top]
+
+
+def inner_edges(window: Window) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return the first and last x, y of a window that show the image, not its margins."""
+    inner = window.clipped()
+    low = np.array([inner.left - window.left, inner.top - window.top])
+    return low, low + np.array([inner.columns, inner.rows])

@@ -6,13 +6,16 @@ thread works on at a time, arrays would be slower.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 Pixels = npt.NDArray[np.uint8]
 Colour = tuple[int, int, int]
+_Values = TypeVar("_Values", bound=npt.NDArray[Any])
 
 
 @dataclass
@@ -93,3 +96,36 @@ class Window:
             self.x, self.y, self.width, self.height, self.full_width, self.full_height,
             self.left, self.top, self.flip, orientation,
         )  # fmt: skip
+
+
+def cut_mask(mask: _Values, window: Window) -> _Values:
+    """Return the window of a mask: nearest values, and 0 in margins."""
+    columns, no_columns = _sources(
+        window.x, window.width, window.full_width, window.left, window.columns
+    )
+    rows, no_rows = _sources(window.y, window.height, window.full_height, window.top, window.rows)
+    if window.flip:
+        columns, no_columns = columns[::-1], no_columns[::-1]
+    made: Any = mask[rows][:, columns]
+    made[no_rows] = 0
+    made[:, no_columns] = 0
+    return cast("_Values", made)
+
+
+def _sources(
+    start: int, length: int, full: int, first: int, count: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Return, along one side, the source index of each new value, and which ones have no source."""
+    wanted = np.arange(first, first + count)
+    outside = (wanted < 0) | (wanted >= full)
+    return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
+
+
+@functools.lru_cache(maxsize=1024)
+def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
+    """Return the index of the nearest of `length` values for each of `full`, as in Pillow."""
+    from PIL import Image
+
+    line = Image.fromarray(np.arange(length, dtype=np.int32)[None])
+    nearest: npt.NDArray[np.int64] = np.array(line.resize((full, 1), Image.Resampling.NEAREST))[0]
+    return nearest

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shardkit.codecs.media import IMAGES
+from shardkit.codecs.shapes import KEYPOINTS
 from shardkit.dataset.folders import media_of
 from shardkit.errors import SampleError, SourceError, UsageError
 from shardkit.sources.annotation_layouts import Layout, Split, find_layout
@@ -20,6 +21,7 @@ from shardkit.sources.annotations import (
     annotations_of,
     check_boxes,
     frame_of,
+    share_columns,
 )
 from shardkit.sources.base import Source
 from shardkit.sources.candidate import Candidate, Splits, refuse_metadata
@@ -60,7 +62,8 @@ def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
     reads, chosen = {}, {}
     for name, split in layout.splits.items():
         scan = scans[split.folder]
-        scan.ignored[".json file"] -= split.file.is_relative_to(split.folder)
+        described = (split.file, *split.beside)
+        scan.ignored[".json file"] -= sum(one.is_relative_to(split.folder) for one in described)
         read = reads[name] = _read(split, scan)
         files = _joined(split, read, scan)
         paths = {image: scan.files.relative(file) for file, image in files.items()}
@@ -71,6 +74,7 @@ def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
         chosen[name] = {file: image for file, image in files.items() if image not in read.bad}
     _refuse_overlap(layout, chosen, scans)
     table = _table(layout, reads, candidate)
+    keypoints = share_columns(list(reads.values()))
     sources: dict[str, Source] = {}
     left = {path: len(scan.files) for path, scan in scans.items()}
     for name, split in layout.splits.items():
@@ -78,7 +82,8 @@ def _open(layout: Layout, candidate: Candidate) -> dict[str, Source]:
         left[split.folder] -= len(chosen[name]) + len(read.bad)
         annotations = annotations_of(read, list(chosen[name].values()), table)
         sources[name] = _source(scan, list(chosen[name]), annotations, read)
-        sources[name].class_names = {CATEGORIES: table}
+        named = {CATEGORIES: table} | ({KEYPOINTS: keypoints} if keypoints else {})
+        sources[name].class_names = {n: v for n, v in named.items() if n in annotations.schema}
     first = next(iter(sources.values()))
     first.notes = (*layout.notes, *first.notes)
     shared = {split.folder for split in layout.splits.values() if split.shared}
@@ -109,7 +114,7 @@ def _read(split: Split, scan: FolderScan) -> Read:
     from shardkit.sources.yolo import read_yolo
 
     if split.file.suffix.lower() == ".json":
-        return read_coco(split.file)
+        return read_coco(split.file, split.beside)
 
     def read_files(images: Sequence[str]) -> Read:
         if split.yolo is not None:

@@ -25,9 +25,9 @@ from shardkit.storage import fs
 from shardkit.storage.walk import Walk, is_folder, kind_of_file, relative_to, scandir
 
 AMONG = "_annotations.coco.json"  # among its images, as Roboflow exports
-# Prefixes of COCO's annotation files: those with objects, and those that are not read.
-_OBJECTS = ("instances_", "person_keypoints_")
-_OTHERS = ("captions_", "image_info_", "panoptic_", "stuff_")
+# Prefixes of COCO's annotation files: those that are read, and others.
+_OBJECTS = ("instances_", "person_keypoints_", "captions_")
+_OTHERS = ("image_info_", "panoptic_", "stuff_")
 _VOC = ("JPEGImages", "Annotations")
 _ABOVE_VOC = re.compile(r"VOC[\w-]*", re.I)  # VOCdevkit, VOC2012
 _YOLO = ("images", "labels")
@@ -44,6 +44,7 @@ class Split:
     names: set[str] | None = None  # names of the images, without suffixes; None: all
     shared: bool = False  # whether the folder also holds images of other splits
     yolo: Config | None = None  # how label files are read, if it has such
+    beside: tuple[Path, ...] = ()  # other JSON files of the same images: keypoints, captions
 
 
 @dataclass
@@ -110,8 +111,11 @@ def _coco(top: _Folder) -> Layout | None:
     chosen = _of_objects(files)
     if not chosen:
         return _among(top)
-    layout = Layout({}, Counter(f"file {n}" for n in files if n not in chosen.values()))
+    layout = Layout({})
     folders = _folders_of(top, chosen, layout)
+    beside = {stem: _of_same_images(files, stem, chosen[stem]) for stem in folders}
+    read = {name for stem in folders for name in (chosen[stem], *beside[stem])}
+    layout.ignored.update(f"file {name}" for name in files if name not in read)
     order = in_order(sorted(split_of(stem) or stem for stem in folders))
     for stem in sorted(folders, key=lambda stem: order.index(split_of(stem) or stem)):
         split = split_of(stem) or (stem if len(folders) > 1 else "")
@@ -125,7 +129,8 @@ def _coco(top: _Folder) -> Layout | None:
         within, times = folders[stem], [*folders.values()].count(folders[stem])
         folder = top.path / within if within else top.path
         file = top.path / annotations / chosen[stem]
-        layout.splits[split] = Split(folder, file, shared=times > 1)
+        others = tuple(file.with_name(name) for name in beside[stem])
+        layout.splits[split] = Split(folder, file, shared=times > 1, beside=others)
     used = {within.partition("/")[0] for within in folders.values()}
     layout.ignored += _beside(top, [annotations, *used])
     return layout
@@ -145,7 +150,6 @@ def _folders_of(top: _Folder, chosen: dict[str, str], layout: Layout) -> dict[st
         return dict.fromkeys(chosen, images)
     for stem, name in chosen.items():
         if stem not in found:
-            layout.ignored[f"file {name}"] += 1
             layout.notes.append(f"{name} is not read: there is no folder {stem}/")
     return found
 
@@ -163,12 +167,18 @@ def _among(top: _Folder) -> Layout | None:
 
 
 def _of_objects(files: Sequence[str]) -> dict[str, str]:
-    """COCO's object annotation files, by the stem of the name without prefix: `train2017`."""
+    """COCO's main annotation files, by the stem of the name without prefix: `train2017`."""
     plain = [n for n in files if not n.startswith((*_OBJECTS, *_OTHERS))]
     kinds = [[n for n in files if n.startswith(begin)] for begin in _OBJECTS]
-    chosen = next(filter(None, (kinds[0], plain, kinds[1])), [])
+    chosen = next(filter(None, (kinds[0], plain, *kinds[1:])), [])
     stems = {n: n[: -len(".json")] for n in chosen}
     return {re.sub(f"^({'|'.join(_OBJECTS)})", "", stem): name for name, stem in stems.items()}
+
+
+def _of_same_images(files: Sequence[str], stem: str, main: str) -> list[str]:
+    """COCO's other files of the images of a main file: their keypoints and captions."""
+    names = [f"{begin}{stem}.json" for begin in _OBJECTS[1:]]
+    return [name for name in names if name in files and name != main]
 
 
 def _voc(top: _Folder, together: bool) -> Layout:

@@ -20,18 +20,22 @@ import xxhash
 
 from shardkit.codecs.boxes import TURNED_BACK, turned_boxes
 from shardkit.codecs.header import Header, read_header
-from shardkit.codecs.image import NotAnImageError
+from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION, SHAPES, moved_shapes, scaled_shapes
 from shardkit.errors import SampleError, ShardkitError, SourceError
 from shardkit.helpers import os_errors
 from shardkit.helpers.prefetch import in_threads
-from shardkit.schema import Array, FieldType, Int, Schema
+from shardkit.sample import JsonText
+from shardkit.schema import Array, FieldType, Int, Json, Schema
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Columns = Mapping[str, npt.NDArray[Any]]  # by field
 
-BOXES, CATEGORIES = "boxes", "categories"
+BOXES, CATEGORIES, CAPTIONS = "boxes", "categories", "captions"
+ON_IMAGE = frozenset({BOXES, *SHAPES})  # fields in pixels
 _ROUNDED = 1e-5  # how far rounding may move the edge of a box out of its image, as a share of it
 _PROBES = 64  # images that are read to find out on which pixels the boxes of a file are
 _REQUESTS = 64  # concurrent, to an object store
@@ -42,8 +46,9 @@ class Annotations:
     """The objects of each image, as columns with one row per object; replaces `Metadata`.
 
     The rows of image n are `starts[n]` to `starts[n + 1]`. `sizes` are the width and height of the
-    images as annotated, to which the boxes refer, or 0 if not given. `numbers` are columns with one
-    value per image. `frame` is "upright" or "stored" where the size of an image does not tell.
+    images as annotated, to which the boxes refer, or 0 if not given. `per_image` are columns with
+    one value per image. Columns of objects hold JSON text. `frame` is "upright" or "stored" where
+    the size of an image does not tell.
     `relative`: whether boxes are in shares of the image's width and height, not in pixels.
     """
 
@@ -55,30 +60,40 @@ class Annotations:
     def __init__(
         self,
         starts: Numbers,
-        columns: Mapping[str, npt.NDArray[Any]],
+        columns: Columns,
         sizes: npt.NDArray[np.int32],
-        numbers: Mapping[str, Numbers],
+        per_image: Columns,
         frame: str | None = None,
         relative: bool = False,
     ) -> None:
-        self._starts, self._columns, self._sizes, self._numbers = starts, columns, sizes, numbers
+        self._starts, self._columns, self._sizes = starts, columns, sizes
+        self._per_image = per_image
         self._frame, self.relative = frame, relative
 
     @property
     def schema(self) -> Schema:
         fields: dict[str, FieldType] = {
-            name: Array(values.dtype.str, (None, *values.shape[1:]))
+            name: Json() if values.dtype == object
+            else Array(values.dtype.str, (None, *values.shape[1:]))
             for name, values in self._columns.items()
-        }
+        }  # fmt: skip
         if self.relative:
             fields[BOXES] = Array("<f4", (None, 4))
-        return Schema({**fields, **dict.fromkeys(self._numbers, Int())})
+        of_image = ((n, Json() if v.dtype == object else Int()) for n, v in self._per_image.items())
+        return Schema({**fields, **dict(of_image)})
 
     def row(self, image: int) -> dict[str, Any]:
         """Return the fields of one image, with boxes as annotated."""
         start, stop = self._starts[image : image + 2].tolist()
-        found: dict[str, Any] = {n: v[start:stop].copy() for n, v in self._columns.items()}
-        return found | {name: int(values[image]) for name, values in self._numbers.items()}
+        found: dict[str, Any] = {
+            name: JsonText(f"[{','.join(values[start:stop])}]") if values.dtype == object
+            else values[start:stop].copy()
+            for name, values in self._columns.items()
+        }  # fmt: skip
+        for name, values in self._per_image.items():
+            value = values[image]
+            found[name] = JsonText(value) if values.dtype == object else int(value)
+        return found
 
     def stored_row(self, image: int, data: bytes, key: str) -> dict[str, Any]:
         """The fields of one image, with boxes in pixels of the image as it is stored in `data`.
@@ -99,13 +114,14 @@ class Annotations:
                 expected=f"{size[0]} x {size[1]} pixels, as stored or after applying its EXIF"
                 " orientation",
                 found=f"{header.width} x {header.height}",
-                fix="restore the annotated image, convert without boxes (--drop boxes), or use"
-                " --on-error skip",
+                fix="restore the annotated image, convert without boxes (--drop"
+                f" {','.join(n for n in row if n in ON_IMAGE)}), or use --on-error skip",
             )
         frame = _frame(size, header) or self._frame
         if self.relative:
             sides = header.upright if frame == "upright" else (header.width, header.height)
             row[BOXES] = (row[BOXES] * np.array(sides * 2)).astype(np.float32)
+            row |= scaled_shapes(row, sides)
         if header.orientation != 1 and len(row[BOXES]):
             if frame is None:
                 raise SampleError(
@@ -122,21 +138,36 @@ class Annotations:
             if frame == "upright":
                 back = TURNED_BACK[header.orientation]
                 row[BOXES] = turned_boxes(row[BOXES], back, header.upright)
+                row |= self._turned(row, back, header.upright, key)
         return row
+
+    def _turned(
+        self, row: Mapping[str, Any], orientation: int, size: tuple[int, int], key: str
+    ) -> dict[str, Any]:
+        """Segmentation and keypoints of a row, turned like their image. Raises SampleError."""
+        try:
+            return moved_shapes(row, orientation, size)
+        except NotAnImageError as error:
+            raise unusable(error, key, SEGMENTATION) from error
 
     def select(self, images: Numbers) -> Annotations:
         counts = np.diff(self._starts)[images]
         starts = np.concatenate([[0], np.cumsum(counts)])
         rows = np.arange(starts[-1]) + np.repeat(self._starts[:-1][images] - starts[:-1], counts)
         columns = {name: values[rows] for name, values in self._columns.items()}
-        numbers = {name: values[images] for name, values in self._numbers.items()}
+        per_image = {name: values[images] for name, values in self._per_image.items()}
         sizes = self._sizes[images]
-        return Annotations(starts, columns, sizes, numbers, self._frame, self.relative)
+        return Annotations(starts, columns, sizes, per_image, self._frame, self.relative)
 
     def fingerprint(self) -> bytes:
         digest = xxhash.xxh3_128(self._starts.data)
-        for name, values in {"sizes": self._sizes, **self._columns, **self._numbers}.items():
-            digest.update(name.encode() + b"\0" + np.ascontiguousarray(values).tobytes())
+        for name, values in {"sizes": self._sizes, **self._columns, **self._per_image}.items():
+            digest.update(name.encode() + b"\0")
+            if values.dtype == object:
+                for text in values:
+                    digest.update(text.encode() + b"\0")
+            else:
+                digest.update(np.ascontiguousarray(values).tobytes())
         return digest.digest()
 
 
@@ -151,15 +182,17 @@ class Read:
     image_of: Numbers  # (objects,)
     kind_of: Numbers  # (objects,): index into `kinds`; -1 if it is not there
     kinds: list[str]
-    flags: dict[str, Flags]  # (objects,)
+    per_object: dict[str, npt.NDArray[Any]]  # (objects, ...): more columns, see `Annotations`
     place: Callable[[int], dict[str, Any]]  # location of an object, for errors
-    numbers: dict[str, Numbers] = field(default_factory=dict)  # (images,)
+    per_image: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # (images,)
     bad: dict[int, SampleError] = field(default_factory=dict)  # errors by image
     ignored: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     problems: list[ShardkitError] = field(default_factory=list)  # errors without an image file
     frame: str | None = None  # see `Annotations`
     relative: bool = False
+    boxed: bool = True  # whether there are objects; else captions alone
+    keypoints: tuple[str, ...] = ()  # names of the points in the column `keypoints`
 
 
 def read_files(
@@ -286,7 +319,27 @@ def _keep(read: Read, objects: Flags) -> None:
     read.place = lambda number: place(int(numbers[number]))
     read.boxes, read.image_of = read.boxes[objects], read.image_of[objects]
     read.kind_of = read.kind_of[objects]
-    read.flags = {name: values[objects] for name, values in read.flags.items()}
+    read.per_object = {name: values[objects] for name, values in read.per_object.items()}
+
+
+def share_columns(reads: Sequence[Read]) -> tuple[str, ...]:
+    """Give all splits the same columns; return the names of the keypoints, if all have the same.
+
+    An object without keypoints gets zeros, and one without segmentation null.
+    """
+    names = {read.keypoints for read in reads if KEYPOINTS in read.per_object}
+    points = max((len(one) for one in names), default=0)
+    for read in reads:
+        count, images = len(read.boxes), len(read.images)
+        if names:
+            known = read.per_object.get(KEYPOINTS, np.zeros((count, 0, 3), np.float32))
+            more = points - known.shape[1]
+            read.per_object[KEYPOINTS] = np.pad(known, ((0, 0), (0, more), (0, 0)))
+        if any(SEGMENTATION in other.per_object for other in reads):
+            read.per_object.setdefault(SEGMENTATION, np.full(count, "null", object))
+        if any(CAPTIONS in other.per_image for other in reads):
+            read.per_image.setdefault(CAPTIONS, np.full(images, "[]", object))
+    return next(iter(names)) if len(names) == 1 else ()
 
 
 def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> Annotations:
@@ -295,13 +348,20 @@ def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> A
     class_of = np.array([number_in[name] for name in read.kinds], np.int64)
     order = np.argsort(read.image_of, kind="stable")
     starts = np.searchsorted(read.image_of[order], np.arange(len(read.images) + 1))
-    columns: dict[str, npt.NDArray[Any]] = {
+    columns = {
         BOXES: read.boxes[order],
         CATEGORIES: class_of[read.kind_of[order]],
-        **{name: values[order] for name, values in read.flags.items()},
+        **{name: values[order] for name, values in read.per_object.items()},
     }
     starts = starts.astype(np.int64)
-    whole = Annotations(starts, columns, read.sizes, read.numbers, read.frame, read.relative)
+    whole = Annotations(
+        starts,
+        columns if read.boxed else {},
+        read.sizes,
+        read.per_image,
+        read.frame,
+        read.relative,
+    )
     return whole.select(np.array(images, np.int64))
 
 

@@ -27,7 +27,7 @@ from shardkit.helpers.mapped import computed, pieces
 from shardkit.options import Selection
 from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
-from shardkit.sources.annotations import BOXES, Annotations
+from shardkit.sources.annotations import ON_IMAGE, Annotations
 from shardkit.sources.base import Indices
 from shardkit.sources.file_table import FEW, FileSource, FileTable
 from shardkit.sources.files import (
@@ -115,7 +115,7 @@ class ImageFolder(FileSource["Files"]):
         """Return the metadata of a sample, with boxes on the stored image."""
         metadata, image = self.files.metadata, sample.get("image")
         assert metadata is not None
-        if not isinstance(metadata, Annotations) or BOXES not in self.schema:
+        if not isinstance(metadata, Annotations) or ON_IMAGE.isdisjoint(self.schema):
             return metadata.row(index)
         if image is None and metadata.relative:
             image = read_head(below(self.root, name), int(self.files.sizes[index]))

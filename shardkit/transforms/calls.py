@@ -52,7 +52,7 @@ class Call:
     def output(self) -> tuple[tuple[int, ...], np.dtype[Any]] | None:
         """Shape and type of all results, if known."""
         known = isinstance(self._function, MultiHot) and self._way == VALUE
-        return self._function.output if known else None  # type: ignore[attr-defined, no-any-return]
+        return self._function.output if known else None  # type: ignore[attr-defined]
 
     @property
     def draws(self) -> bool:

@@ -5,7 +5,6 @@ Masks and boxes get the geometry of their image. The values of masks stay unchan
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.masks import MaskError, mask_of, values_of
 from shardkit.codecs.pixels import to_rgb
-from shardkit.codecs.window import Window
+from shardkit.codecs.window import Window, cut_mask
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.schema import Array, FieldType, Image, Schema
 
@@ -215,36 +214,3 @@ def mask_values(value: Any, image: Header) -> Values:
         found = f"a mask of {mask.shape[1]} x {mask.shape[0]} pixels"
         raise MaskError(f"{found} on an image of {size[0]} x {size[1]}")
     return mask
-
-
-def cut_mask(mask: Values, window: Window) -> Values:
-    """Return the window of a mask: nearest values, and 0 in margins."""
-    columns, no_columns = _sources(
-        window.x, window.width, window.full_width, window.left, window.columns
-    )
-    rows, no_rows = _sources(window.y, window.height, window.full_height, window.top, window.rows)
-    if window.flip:
-        columns, no_columns = columns[::-1], no_columns[::-1]
-    made: Values = mask[rows][:, columns]
-    made[no_rows] = 0
-    made[:, no_columns] = 0
-    return made
-
-
-def _sources(
-    start: int, length: int, full: int, first: int, count: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return, along one side, the source index of each new value, and which ones have no source."""
-    wanted = np.arange(first, first + count)
-    outside = (wanted < 0) | (wanted >= full)
-    return start + _nearest(length, full)[wanted.clip(0, full - 1)], outside
-
-
-@functools.lru_cache(maxsize=1024)
-def _nearest(length: int, full: int) -> npt.NDArray[np.int64]:
-    """Return the index of the nearest of `length` values for each of `full`, as in Pillow."""
-    from PIL import Image
-
-    line = Image.fromarray(np.arange(length, dtype=np.int32)[None])
-    nearest: npt.NDArray[np.int64] = np.array(line.resize((full, 1), Image.Resampling.NEAREST))[0]
-    return nearest

@@ -20,7 +20,9 @@ from shardkit.sources.base import Source
 from tests.boxed import (
     CATEGORIES,
     COLOURS,
+    NAMES_OF_POINTS,
     Painted,
+    beside,
     coco,
     coco_json,
     painted_box,
@@ -94,18 +96,103 @@ def test_coco_fields_and_what_is_passed_over_by_any_number_of_workers(tmp_path):
     arrays = {n: k for n, k in dataset.schema.items() if isinstance(k, shardkit.Array)}
     expected = {"boxes": ("<f4", (None, 4)), "categories": ("<i8", (None,))}
     expected["iscrowd"] = ("|b1", (None,))
+    assert dataset.schema["segmentation"] == shardkit.Json()
     assert arrays == {name: shardkit.Array(*kind) for name, kind in expected.items()}
     assert dataset[0]["boxes"].shape == (0, 4)  # of an image without objects
     assert dataset[0]["categories"].shape == (0,)
     values = {"info": 2, "licenses": 2, "license": 8, "supercategory": 6}
-    values |= {"area": 12, "segmentation": 12}
-    passed = ("folder test2017/", ".txt file", "file captions_train2017.json")
+    values |= {"area": 12}
     assert {**result.ignored} == {
-        **dict.fromkeys((*passed, "file captions_val2017.json"), 1),
+        **dict.fromkeys(("folder test2017/", ".txt file"), 1),
         **{f"values of {name!r}": count for name, count in values.items()},
     }
     shardkit.convert(root, "arrow", again, workers=2, shard_samples=2)
     assert files_of(again) == files_of(out)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools
+def test_segmentation_keypoints_and_captions_as_pycocotools_reads_them(tmp_path):
+    """Through a format: segmentation as it is in the file, keypoints at the middle of pixels."""
+    pycocotools = pytest.importorskip("pycocotools.coco")
+    root = coco(tmp_path / "coco", some_painted(9), some_painted(5, seed=1), shapes=True)
+    result = verified(root, tmp_path / "out", "lmdb")
+    assert not [what for what in result.ignored if "file" in what]
+    for split in ("train", "val"):
+        files = {
+            name: pycocotools.COCO(str(root / f"annotations/{name}_{split}2017.json"))
+            for name in ("instances", "person_keypoints", "captions")
+        }
+        theirs, points, captions = files.values()
+        dataset = shardkit.open(tmp_path / "out" / split)
+        assert dataset.class_names["keypoints"] == tuple(NAMES_OF_POINTS)
+        assert dataset.schema["keypoints"] == shardkit.Array("<f4", (None, 4, 3))
+        for sample in dataset:
+            about = theirs.imgs[sample["image_id"]]
+            objects = theirs.imgToAnns[about["id"]]
+            assert sample["segmentation"] == [found["segmentation"] for found in objects]
+            assert sample["captions"] == [c["caption"] for c in captions.imgToAnns[about["id"]]]
+            expected = np.zeros((len(objects), 4, 3), np.float32)
+            for row, found in zip(expected, objects, strict=True):
+                if found["id"] in points.anns:
+                    row[:] = np.reshape(points.anns[found["id"]]["keypoints"], (-1, 3))
+                    row[:3, :2] += 0.5
+            assert np.array_equal(sample["keypoints"], expected)
+            masks = shardkit.masks(sample["segmentation"], about["height"], about["width"])
+            assert len(masks) == len(objects)
+            for mask, found in zip(masks, objects, strict=True):
+                assert np.array_equal(mask, theirs.annToMask(found))
+
+
+def test_keypoints_or_captions_alone(tmp_path):
+    images, fields = some_painted(4), {"captions": {"image", "captions", "image_id"}}
+    fields["person_keypoints"] = {*["boxes", "categories", "iscrowd", "segmentation", "keypoints"]}
+    fields["person_keypoints"] |= {"image", "image_id"}
+    for kind, names in fields.items():
+        root = put(tmp_path / kind, {f"x/{image.name}.png": image.file() for image in images})
+        put(root, {f"annotations/{kind}_x.json": beside(images)[kind]})
+        verified(root, tmp_path / f"{kind}.out")
+        assert {*shardkit.open(tmp_path / f"{kind}.out").schema} == names
+    captions = [sample["captions"] for sample in shardkit.open(tmp_path / "captions.out")]
+    assert [*map(len, captions)] == [2, 0, 2, 0]
+
+
+@cases(
+    "change message",
+    ({"segmentation": "abc"}, "no segmentation, but str 'abc'"),
+    ({"segmentation": [[1, 2, 3]]}, "polygon of 3 numbers"),
+    ({"segmentation": [[1, 2, "3", 4]]}, "not a list of numbers"),
+    ({"segmentation": [[1, 2, float("inf"), 4]]}, "not finite"),
+    ({"segmentation": {"counts": [4]}}, "its size is None"),
+    ({"segmentation": {"size": [2, 2], "counts": [3]}}, "do not add up to 2 x 2"),
+    ({"segmentation": {"size": [1 << 20, 1 << 20], "counts": [3]}}, "1048576 x 1048576 pixels"),
+    ({"segmentation": {"size": [2, 2], "counts": "é"}}, "not compressed RLE"),
+    ({"keypoints": [1, 2]}, "not x, y and visibility"),
+    ({"keypoints": [1, 2, float("nan")]}, "not x, y and visibility"),
+)
+def test_shapes_that_cannot_be_are_errors_of_their_image(tmp_path, change, message):
+    objects = [{**OBJECT, **change}, {**OBJECT, "id": 2, "image_id": 101}]
+    (error,) = problems(single(tmp_path / "x", *some_painted(2), annotations=objects))
+    assert message in str(error)
+    assert error.where["position"] == 0
+
+
+def test_what_does_not_fit_between_files_is_said(tmp_path):
+    root = coco(tmp_path / "coco", some_painted(4), shapes=True)
+    path = root / "annotations/person_keypoints_train2017.json"
+    whole = json.loads(path.read_text())
+    whole["annotations"][0]["keypoints"][9] = 7  # of a point that is not labelled
+    whole["annotations"][1]["id"] = 7
+    whole["categories"][0]["keypoints"] = ["a"]
+    path.write_text(json.dumps(whole))
+    source = opened(root)["train"]
+    assert source.ignored["positions of keypoints that are not labelled"] == 1
+    assert source.ignored["keypoints of objects that the main file does not list"] == 1
+    assert any("names of keypoints, which get numbers" in note for note in source.notes)
+    assert source.class_names["keypoints"] == ("0", "1", "2", "3")
+    whole["annotations"][0]["bbox"][0] += 1
+    path.write_text(json.dumps(whole))
+    error = refused(SourceError, "has another box", opened, root)
+    assert error.where["path"] == path
 
 
 @cases(
@@ -272,8 +359,9 @@ def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
     put(root, {"images/000001.png": images[1]._replace(size=(50, 40), boxes=[]).file()})
     error = refused(SampleError, "size of the image differs", convert, root, out)
     assert error.where["key"] == "000001"
+    assert "--drop boxes,segmentation)" in str(error.fix)
     assert convert(root, out, on_error="skip").errors == 1
-    convert(root, tmp_path / "unboxed", drop=["boxes"])
+    convert(root, tmp_path / "unboxed", drop=["boxes", "segmentation"])
     assert len(keys(tmp_path / "unboxed")) == 3
     # Other annotations are another run.
     path = root / "annotations/instances_default.json"
@@ -464,7 +552,7 @@ def test_without_lists_and_sizes_there_is_one_dataset_with_the_size_of_the_image
     "names kind",
     ("annotations/1.txt train2017/1.jpg", "COCO"),
     ("Annotations/1.txt JPEGImages/1.jpg", "VOC"),
-    ("annotations/captions_train2017.json train2017/1.jpg", "COCO"),
+    ("annotations/stuff_train2017.json train2017/1.jpg", "COCO"),
 )
 def test_other_annotations_are_refused(tmp_path, names, kind):
     put(tmp_path, {name: None if name.endswith("jpg") else "{}" for name in names.split()})
