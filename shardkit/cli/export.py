@@ -24,9 +24,10 @@ from shardkit.cli.tables import counted, print_table, print_text, size, tally
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["folder", "jsonl", "files"]),
+    type=click.Choice(["folder", "jsonl", "files", "coco"]),
     help="folder: images, audio or video in class folders, with metadata.jsonl; jsonl: JSON Lines,"
-    " for text and tables; files: one file KEY.FIELD per value, as in a TAR.",
+    " for text and tables; files: one file KEY.FIELD per value, as in a TAR; coco: images, and JSON"
+    " of their boxes, categories, segmentation, keypoints and captions.",
 )
 @click.option(
     "-o", "--out", required=True, type=click.Path(path_type=Path), help="The folder to write."

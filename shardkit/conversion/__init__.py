@@ -12,5 +12,5 @@ Each imports only those on lines below its own:
     cuts partial pool
     claim splits work
     locks read_ahead shards
-    stats target
+    export_coco stats target
 """

@@ -19,6 +19,7 @@ import numpy as np
 from shardkit.codecs import image, media
 from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.conversion.existing import begun_anew
+from shardkit.conversion.export_coco import CocoExport
 from shardkit.conversion.partial import Partial
 from shardkit.conversion.target import Target
 from shardkit.dataset.dataset import Dataset
@@ -70,7 +71,7 @@ from shardkit.sources.inputs import paths_of
 from shardkit.storage import fs
 from shardkit.storage.remote.path import RemotePath
 
-KINDS = ("folder", "jsonl", "files")
+KINDS = ("folder", "jsonl", "files", "coco")
 _TABLES = {"folder": "metadata.jsonl", "jsonl": "data.jsonl", "files": f"{OWN}.jsonl"}
 _FILE_NAME = "file_name"
 _OTHERS = "torchvision's ImageFolder and Keras"
@@ -134,7 +135,7 @@ def export(
     """Write the samples of a dataset as plain files to a new folder.
 
     dataset: a path, or an open dataset.
-    to: "folder", "jsonl" or "files".
+    to: "folder", "jsonl", "files" or "coco".
     out: the folder to write. An existing output is never overwritten.
     progress: as in `shardkit.convert`.
     storage_options: as in `shardkit.open`.
@@ -144,7 +145,9 @@ def export(
     `image_dataset_from_directory` of Keras, and ImageFolder and AudioFolder of Hugging Face
     datasets can read the result. With "jsonl", `data.jsonl` has one line per sample. With "files",
     each value is a file `KEY.FIELD`, as in a TAR. Values that a table cannot hold exactly are
-    written to separate files, and the table has their paths.
+    written to separate files, and the table has their paths. With "coco", images and
+    `annotations/instances_SPLIT.json` have boxes, categories, iscrowd, segmentation and keypoints,
+    and `captions_SPLIT.json` has captions; a note names the other fields.
 
     `convert(out, ...)` gives equal samples again, with the same keys. Keys that are not valid file
     names on every system are changed only in the file names, and counted. `out` appears when it is
@@ -206,6 +209,9 @@ def _write(
     fs.make_folder(folder)
     if monitor is not None:
         monitor.start("exporting", sum(map(len, sources.values())), "samples")
+    if to == "coco":
+        _write_coco(sources, folder, result, monitor)
+        return
     top = _about(splits=[*sources])
     for name, source in sources.items():
         about = _Export(source, to, folder / name, result, renamed, others).run(monitor)
@@ -223,6 +229,23 @@ def _write(
         known |= {"extent": extent}
         top["made"] = cast("exported.ExportOrigin", known)
     _write_about(folder, top)
+
+
+def _write_coco(
+    sources: Mapping[str, Source], folder: Path, result: ExportResult, monitor: Steps | None
+) -> None:
+    renamed, notes = Counter[str](), dict[str, None]()
+    for name, source in sources.items():
+        made = CocoExport(source, name, folder, _main(source.schema))
+        for size, reason in made.run():
+            result.samples += 1
+            result.bytes += size
+            renamed[reason] += 1
+            if monitor is not None:
+                monitor.advance(1)
+        notes |= dict.fromkeys(made.notes)
+    result.files, result.notes = result.samples, [*notes]
+    result.renamed = {_RENAMED[why]: renamed[why] for why in _RENAMED if renamed[why]}
 
 
 def _begin(target: Target, to: str, sources: Iterable[Path]) -> Partial:

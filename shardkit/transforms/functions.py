@@ -224,7 +224,7 @@ def result_of(value: Any, kind: str, before: Any) -> Any:
 def stacked(values: list[Any]) -> Any:
     """Stack numbers, or arrays or tensors of one shape and type; return other lists unchanged."""
     first = values[0]
-    kinds = {(type(v), getattr(v, "dtype", None), np.shape(v)) for v in values}
+    kinds = {(type(v), getattr(v, "dtype", None), getattr(v, "shape", ())) for v in values}
     if len(kinds) > 1 or isinstance(first, str):  # np.str_ is a generic, too
         return values
     if is_tensor(first):

@@ -1,0 +1,262 @@
+"""An export to COCO: images, and JSON files of their objects and captions.
+
+Layout: https://cocodataset.org/#format-data; `convert` reads it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from shardkit.codecs.header import read_header
+from shardkit.codecs.image import NotAnImageError, unusable
+from shardkit.codecs.media import SUFFIXES_OF
+from shardkit.codecs.rle import counts_of
+from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION
+from shardkit.errors import SampleError, UsageError
+from shardkit.helpers.names import file_stem
+from shardkit.helpers.prefetch import in_threads
+from shardkit.options import Selection
+from shardkit.sample import Sample, key_hash
+from shardkit.schema import Image
+from shardkit.sources.annotations import BOXES, CAPTIONS, CATEGORIES
+from shardkit.sources.base import Source
+from shardkit.storage import fs
+
+KEY = "__key__"
+_CROWD, _ID = "iscrowd", "image_id"
+_ROWS = (CATEGORIES, _CROWD, SEGMENTATION, KEYPOINTS)  # fields with a value per box
+_THREADS, _AHEAD = 4, 4
+_HALF = np.float32(0.5)  # COCO's keypoints are indices of pixels
+
+
+class _Written(NamedTuple):
+    """What was written of a sample."""
+
+    image: dict[str, Any]  # its entry
+    objects: list[dict[str, Any]]  # entries without ids
+    captions: list[str]
+    size: int  # bytes of its file
+    renamed: str  # why its file has another name than its key
+    turned: bool  # whether it has an EXIF orientation
+
+
+class CocoExport:
+    """Writes the samples of one split."""
+
+    def __init__(self, source: Source, split: str, folder: Path, main: str) -> None:
+        """`main` is the field of images. Raises UsageError if there is nothing for COCO."""
+        self._source, self._main = source, main
+        self._images = folder / "images" / split
+        self._name, self._annotations = split or "default", folder / "annotations"
+        schema = source.schema
+        self._boxed = {BOXES, CATEGORIES} <= schema.keys()
+        if not self._boxed and CAPTIONS not in schema:
+            raise UsageError(
+                "the dataset has nothing for annotations of COCO",
+                expected="the fields boxes and categories, or captions",
+                found=", ".join(schema),
+                fix="export it --to folder, or give its fields these names with --rename",
+            )
+        taken = {main, _ID, CAPTIONS, *((BOXES, *_ROWS) if self._boxed else ())}
+        left_out = [name for name in schema if name not in taken]
+        self.notes = [f"fields that COCO has no place for: {', '.join(left_out)}"] * bool(left_out)
+        self._has_id = _ID in schema
+        self._names = source.class_names.get(CATEGORIES)
+        self._largest = -1  # number of a category, if they have no names
+        self._stems = self._all_stems()
+        self.others: list[Path] = []  # files of no sample
+
+    def _all_stems(self) -> list[str]:
+        """File names without suffix; those that some file systems do not tell apart get a hash."""
+        stems, taken = list[str](), set[int]()
+        skimmed = self._source.select(np.arange(len(self._source))).skimmed()
+        skimmed.narrow(Selection((), partial=True))
+        for document in skimmed.documents():
+            if isinstance(document.sample, SampleError):
+                raise document.sample.located(path=document.name)
+            key = document.sample[KEY]
+            stem = file_stem(key, SUFFIXES_OF[Image])
+            for added in ("", f"~{key_hash(key):016x}", f"~{len(stems)}"):
+                folded = key_hash(unicodedata.normalize("NFC", (stem + added).casefold()))
+                if folded not in taken:
+                    break
+            taken.add(folded)
+            stems.append(stem + added)
+        return stems
+
+    def run(self) -> Iterator[tuple[int, str]]:
+        """Write all files; yields the bytes of each image and why it was renamed."""
+        fs.make_folder(self._images)
+        fs.make_folder(self._annotations)
+        images: list[str] = []
+        ids, turned = set[int](), 0
+        files = (("instances", self._boxed), ("captions", CAPTIONS in self._source.schema))
+        with contextlib.ExitStack() as stack:
+            tables = {
+                name: stack.enter_context(_Table(self._annotations / f"{name}_{self._name}.json"))
+                for name, wanted in files
+                if wanted
+            }
+            self.others += [table.path for table in tables.values()]
+            written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
+            for one in stack.enter_context(contextlib.closing(written)):
+                if one.image["id"] in ids:
+                    raise _twice(one.image)
+                ids.add(one.image["id"])
+                images.append(_json(one.image))
+                turned += one.turned
+                for entry in one.objects:
+                    tables["instances"].add(one.image["id"], entry)
+                for caption in one.captions:
+                    tables["captions"].add(one.image["id"], {"caption": caption})
+                yield one.size, one.renamed
+            for name, table in tables.items():
+                table.end(images, self._categories() if name == "instances" else [])
+        if turned:
+            self.notes.append(
+                f"images with an EXIF orientation: {turned:,}; boxes are on the image as stored"
+            )
+
+    def _categories(self) -> list[dict[str, Any]]:
+        names = self._names or [str(number) for number in range(self._largest + 1)]
+        points = self._source.class_names.get(KEYPOINTS, ())
+        more = {"keypoints": [*points], "skeleton": []} if points else {}
+        return [{"id": n, "name": name, **more} for n, name in enumerate(names, 1)]
+
+    def _write(self, number: int) -> _Written:
+        sample, stem = self._source[number], self._stems[number]
+        key = sample[KEY]
+        try:
+            data: bytes = sample[self._main]
+            header = read_header(data)
+        except KeyError as error:
+            what = "a sample has no image"
+            raise SampleError(what, key=key, field=self._main) from error
+        except NotAnImageError as error:
+            raise unusable(error, key, self._main, "repair the dataset") from error
+        suffixes = SUFFIXES_OF[Image]
+        suffix = next(suffix for suffix, format in suffixes.items() if format == header.format)
+        path = self._images / f"{stem}.{suffix}"
+        fs.make_folder(path.parent)
+        fs.write_loose(path, data)
+        image = {
+            "id": sample.get(_ID) if self._has_id else number + 1,
+            "file_name": f"{stem}.{suffix}",
+            "width": header.width,
+            "height": header.height,
+        }
+        renamed = "" if stem == key else "alike" if "~" in stem else "encoded"
+        objects = self._objects(sample) if self._boxed else []
+        captions = [str(caption) for caption in _listed(sample.get(CAPTIONS) or [])]
+        return _Written(image, objects, captions, len(data), renamed, header.orientation != 1)
+
+    def _objects(self, sample: Sample) -> list[dict[str, Any]]:
+        boxes = sample.get(BOXES, np.empty((0, 4)))
+        rows = {name: _listed(sample[name]) for name in _ROWS if sample.get(name) is not None}
+        for name, values in rows.items():
+            if len(values) != len(boxes):
+                raise SampleError(
+                    "a field does not have a value for each box",
+                    key=sample[KEY],
+                    field=name,
+                    expected=f"{len(boxes):,}",
+                    found=f"{len(values):,}",
+                )
+        made = []
+        for number, box in enumerate(np.asarray(boxes, np.float64).tolist()):
+            each = {name: values[number] for name, values in rows.items()}
+            made.append(self._object(sample[KEY], box, each))
+        return made
+
+    def _object(self, key: str, box: list[float], values: dict[str, Any]) -> dict[str, Any]:
+        x, y, right, bottom = box
+        kind = int(values.get(CATEGORIES, 0))
+        if kind < 0 or (self._names is not None and kind >= len(self._names)):
+            known = f"0 to {len(self._names) - 1}" if self._names else "0 and more"
+            what = "a category that has no name"
+            raise SampleError(what, key=key, field=CATEGORIES, expected=known, found=str(kind))
+        self._largest = max(self._largest, kind)
+        segmentation = values.get(SEGMENTATION)
+        made: dict[str, Any] = {
+            "category_id": kind + 1,
+            "bbox": [*map(_plain, (x, y, right - x, bottom - y))],
+            "area": _plain(_area(segmentation, (right - x) * (bottom - y))),
+            _CROWD: int(values.get(_CROWD, 0)),
+        }
+        if segmentation is not None:
+            made[SEGMENTATION] = segmentation
+        if KEYPOINTS in values:
+            points = np.asarray(values[KEYPOINTS], np.float32).copy()
+            points[points[:, 2] > 0, :2] -= _HALF
+            made[KEYPOINTS] = [_plain(float(str(value))) for value in points.ravel()]
+            made["num_keypoints"] = int((points[:, 2] > 0).sum())
+        return made
+
+
+class _Table:
+    """A JSON file, whose annotations are written as they come."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._count = path, 0
+
+    def __enter__(self) -> _Table:
+        self._file = fs.BufferedFile(self.path)
+        self._file.__enter__()
+        self._file.write(b'{"annotations": [')
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
+
+    def add(self, image: int, entry: dict[str, Any]) -> None:
+        comma = ",\n" if self._count else "\n"
+        self._count += 1
+        self._file.write((comma + _json({"id": self._count, "image_id": image, **entry})).encode())
+
+    def end(self, images: list[str], categories: list[dict[str, Any]]) -> None:
+        self._file.write(b'\n],\n"images": [\n', ",\n".join(images).encode())
+        kinds = ",\n".join(map(_json, categories))
+        self._file.write(f'\n],\n"categories": [\n{kinds}\n]}}\n'.encode())
+
+
+def _twice(image: dict[str, Any]) -> SampleError:
+    return SampleError(
+        "image ids must be distinct numbers",
+        key=image["file_name"],
+        field=_ID,
+        found=f"{image['id']} again, or none",
+        fix=f"drop the field, so that images are numbered: shardkit convert ... --drop {_ID}",
+    )
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def _listed(value: Any) -> list[Any]:
+    """The values of a field with one per object, which may be JSON text."""
+    return [*(json.loads(value) if isinstance(value, str) else value)]
+
+
+def _plain(number: float) -> int | float:
+    return int(number) if number == int(number) else number
+
+
+def _area(segmentation: Any, otherwise: float) -> float:
+    """The pixels inside of polygons (by the shoelace formula) or of RLE."""
+    if isinstance(segmentation, dict):
+        return float(counts_of(segmentation)[1::2].sum())
+    if not segmentation:
+        return otherwise
+    total = 0.0
+    for polygon in segmentation:
+        x, y = np.array(polygon, np.float64).reshape(-1, 2).T
+        total += abs(float(x @ np.roll(y, -1) - y @ np.roll(x, -1))) / 2
+    return total
