@@ -108,7 +108,8 @@ def _convert(
     # Copying into one shard is usually a single task, which this process runs itself.
     works = images or checked.audio.active or checked.text.tokenizer is not None
     early = declared is not None and (works or not declared.one_shard)
-    if checked.workers is None:
+    ours = checked.workers is None
+    if ours:
         early = early and _is_large(source, _LITTLE_WORK if works else LITTLE)
     engine: Pool | RayEngine
     cluster: RayEngine | None = None
@@ -117,7 +118,8 @@ def _convert(
 
         engine = cluster = RayEngine(checked, workers, source)
     else:
-        engine = Pool(workers, [*preload, "shardkit.sources.image_folder"], early=early)
+        preload.append("shardkit.sources.image_folder")
+        engine = Pool(workers, preload, early=early, here=ours and not works)
     with engine as processes:
         from shardkit.conversion.run import prepare, run
 

@@ -74,17 +74,23 @@ def run_here(works: Iterator[Work], report: Report) -> None:
 
 
 class Pool:
-    """Up to `workers` processes. With `early`, some are started while the plan is being made."""
+    """Up to `workers` processes. With `early`, some are started while the plan is being made.
 
-    def __init__(self, workers: int, preload: Sequence[str] = (), *, early: bool = True) -> None:
+    With `here`, one of them is this process, which is ready before another one has started.
+    """
+
+    def __init__(
+        self, workers: int, preload: Sequence[str] = (), *, early: bool = True, here: bool = False
+    ) -> None:
         """`preload` names the modules that workers import before their first task."""
         self.workers = workers
         self._preload = preload
+        self._here = here
         self._inbox: queue.SimpleQueue[Work | None] = queue.SimpleQueue()
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._started: list[_Worker] = []
         if early:
-            self._start(min(workers, _EARLY))
+            self._start(min(workers - here, _EARLY))
 
     def run(self, works: Iterator[Work], tasks: int, report: Report) -> None:
         """Run all `tasks`; `report` is called in this thread.
@@ -92,22 +98,34 @@ class Pool:
         Raises the first error that a task raises, or WorkerError if two workers die on the same
         task; no process is left running then.
         """
-        self._start(min(self.workers, tasks))
+        self._start(min(self.workers, tasks) - self._here)
         busy = 0
+
+        def hear() -> None:
+            nonlocal busy
+            kind, content = self._events.get()
+            if kind == "progress":
+                report(content)
+            elif kind == "failed":
+                raise content
+            elif (following := next(works, None)) is not None:
+                self._inbox.put(following)
+            else:
+                busy -= 1
+
+        def meanwhile(progress: TaskProgress) -> None:
+            report(progress)
+            while not self._events.empty():
+                hear()
+
         try:
             for work in itertools.islice(works, len(self._started)):
                 self._inbox.put(work)
                 busy += 1
+            if self._here:
+                run_here(works, meanwhile)
             while busy:
-                kind, content = self._events.get()
-                if kind == "progress":
-                    report(content)
-                elif kind == "failed":
-                    raise content
-                elif (following := next(works, None)) is not None:
-                    self._inbox.put(following)
-                else:
-                    busy -= 1
+                hear()
         except BaseException:
             self.kill()
             raise

@@ -15,7 +15,7 @@ import xxhash
 
 import shardkit
 from shardkit.conversion import convert as conversion
-from shardkit.conversion import read_ahead, run
+from shardkit.conversion import pool, read_ahead, run
 from shardkit.conversion.folder import FolderPartial
 from shardkit.conversion.target import default_output
 from shardkit.errors import OutputError, SampleError, SourceError, UsageError, WorkerError
@@ -516,6 +516,24 @@ def test_workers_that_cannot_be_started_end_the_run(images, tmp_path, monkeypatc
 def test_little_work_starts_no_process(images, out, monkeypatch, options):
     monkeypatch.setattr(subprocess, "Popen", None)
     assert convert(images, out, workers=None, **options).samples == 12
+
+
+@pytest.mark.parametrize("bad", [None, 0, -1])
+def test_this_process_works_beside_one_worker_less(many, tmp_path, monkeypatch, bad):
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(a) or popen(*a, **k))
+    monkeypatch.setattr("shardkit.options.processors", lambda: 2)
+    for module in (pool, conversion):
+        monkeypatch.setattr(module, "LITTLE", 0)
+    if bad is not None:  # in the first task, which the worker gets, or in the last
+        sorted(many.rglob("*.jpg"))[bad].write_bytes(b"no image")
+        with pytest.raises(SampleError):
+            convert(many, tmp_path / "out", workers=None, shard_size=100_000)
+    else:
+        convert(many, tmp_path / "out", workers=None, shard_size=100_000)
+        convert(many, tmp_path / "alone", shard_size=100_000)
+        assert files_of(tmp_path / "out") == files_of(tmp_path / "alone")
+    assert len(started) == 1
 
 
 def test_a_glance_at_a_source_tells_whether_to_start_workers_early(images, monkeypatch):
