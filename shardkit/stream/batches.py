@@ -20,7 +20,18 @@ from shardkit.helpers import os_errors
 from shardkit.helpers.clock import enter
 from shardkit.helpers.processors import processors
 from shardkit.sample import Sample
-from shardkit.schema import Array, Audio, Bool, Bytes, FieldType, Float, Images, Int, Schema
+from shardkit.schema import (
+    Array,
+    Audio,
+    Bool,
+    Bytes,
+    FieldType,
+    Float,
+    Images,
+    Int,
+    Schema,
+    is_vector,
+)
 from shardkit.storage.blobs import reading
 from shardkit.stream.batching import Pack
 from shardkit.stream.collate import PadCollate, packed, pad_collate
@@ -104,7 +115,12 @@ class BatchMaker:
         self._transformed = {name: kind for name, kind in outputs if name not in self._planned}
         schema, fields = self._samples.schema, self._transforms.fields
         self._by_sample = self._collate is not None or self._pack is not None
-        self._stored = {} if self._by_sample else _fixed(schema, fields, dtype)
+        kept: Mapping[str, FieldType] = schema
+        if self._by_sample:  # a value for each class is not padded
+            pads = isinstance(self._collate, PadCollate)
+            named = {name for dataset in stream.datasets for name in dataset.class_names}
+            kept = {n: schema[n] for n in schema if pads and n in named and is_vector(schema[n])}
+        self._stored = _fixed(kept, fields, dtype)
         # None if samples that are read at once must become dicts.
         self._direct = None if self._by_sample else self._transforms.direct() if fields else ()
         in_buffer = {direct.fields[0] for direct in self._direct or ()}
@@ -115,7 +131,7 @@ class BatchMaker:
         # A single array field, such as tokens: all rows are read in one call, which takes less time
         # than handing the batch to another thread.
         only_array = [type(kind) for kind in schema.values()] == [Array]
-        self.single_array = only_array and len(self._stored) == 1
+        self.single_array = only_array and len(self._stored) == 1 and not self._by_sample
         # As transforms take much time.
         self.share_between_threads = bool(fields.difference(self._planned))
         # The most rows per chunk: of what holds the interpreter lock, threads take turns.
@@ -390,7 +406,9 @@ def _tokens(batch: Batch) -> tuple[int, int]:
 
 
 def _fixed(
-    schema: Schema, transformed: Collection[str], dtype: Callable[[np.dtype[Any]], np.dtype[Any]]
+    schema: Mapping[str, FieldType],
+    transformed: Collection[str],
+    dtype: Callable[[np.dtype[Any]], np.dtype[Any]],
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of the fields that are the same in every sample."""
     fixed: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}

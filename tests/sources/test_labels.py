@@ -318,6 +318,24 @@ def test_columns_of_text_and_datasets_become_a_vector(tmp_path, way):
         assert (error.where["field"], error.found) == ("bad", "5")
 
 
+def test_vectors_are_not_padded_with_the_tokens_beside_them(tmp_path):
+    rows = [{"tokens": np.arange(n, dtype=np.uint16), "x": n % 2, "y": 1} for n in (3, 1, 2, 5)]
+    convert(rows, tmp_path / "out", "arrow", label_columns=["x", "y"])
+    hot = {"tokens": shardkit.MultiHot(5)}
+    for options in ({"batching": shardkit.Bucket(2, 1)}, {"batch_size": 2, "collate": PAD}):
+        batches = list(Loader(tmp_path / "out", **options))
+        assert {batch["tokens"].shape for batch in batches} == {(2, 3), (2, 5)}
+        found = {k: v for b in batches for k, v in zip(b["__key__"], b["labels"], strict=True)}
+        assert [found[key].tolist() for key in sorted(found)] == [
+            [bool(row["x"]), True] for row in rows
+        ]
+    (batch,) = Loader(tmp_path / "out", batch_size=4, collate=PAD, fields=["labels"])
+    assert batch["labels"].shape == (4, 2)
+    (batch,) = Loader(tmp_path / "out", batch_size=4, collate=PAD, transforms=hot)
+    assert batch["tokens"].sum(dim=1).tolist() == [3, 1, 2, 5]
+
+
+PAD = shardkit.pad_collate()
 FORMATS = ("wds", "lmdb", "arrow", "beton", "hf", "parquet", "tfrecord", "mds", "litdata")
 
 
