@@ -58,6 +58,15 @@ def renamed(sample: Sample, names: Mapping[str, str]) -> Sample:
     return {names.get(name, name): value for name, value in sample.items()} if names else sample
 
 
+def stem_of(path: str) -> str:
+    """The path of a file without its suffix; "" without a suffix.
+
+    >>> stem_of("v1.0/scan.nii.gz")
+    'v1.0/scan'
+    """
+    return path[:-7] if path.lower().endswith(".nii.gz") else path.rpartition(".")[0]
+
+
 def key_of(stem: str) -> str:
     """The key of a file, from its relative path without suffix: dots in the base name become `_`.
 

@@ -182,8 +182,9 @@ def command(
 ) -> None:
     """Convert SOURCE into shards: images, audio, video, text, tables, arrays, a dataset or a shard.
 
-    Images, audio and video are read from a folder; text from a folder or a file (.txt, .jsonl,
-    .csv, .tsv, also compressed); arrays from .npy, .npz, HDF5, and the files of MNIST and CIFAR.
+    Images, audio, video and scans (DICOM, NIfTI) are read from a folder; text from a folder or a
+    file (.txt, .jsonl, .csv, .tsv, also compressed); arrays from .npy, .npz, HDF5, and the files of
+    MNIST and CIFAR.
     Without a tokenizer or --text-field, JSON and CSV are tables: each row is a sample. Several
     sources become one dataset. Patterns such as 'data/*.parquet' and 'shards-{000..099}.tar' may
     be quoted or not.

@@ -7,6 +7,6 @@ Each imports only those on lines below its own:
     crop frames masks packed_images perceptual sound
     media pixels
     header jpeg media_info shapes
-    boxes image
+    boxes image volumes
     _build array color compression extension protobuf rle tiff tokenizers/ window
 """

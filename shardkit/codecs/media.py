@@ -1,4 +1,4 @@
-"""Kinds of files and values: images, audio, video and arrays, by names and first bytes.
+"""Kinds of files and values: images, audio, video, arrays and volumes, by names and first bytes.
 
 `media_info.py` reads the headers of audio and video.
 """
@@ -15,7 +15,7 @@ from shardkit.codecs import image
 from shardkit.codecs.image import unusable
 from shardkit.codecs.media_info import MediaInfo, NotMediaError, check_end, probe
 from shardkit.errors import MissingLibraryError, SampleError, UsageError
-from shardkit.sample import Sample
+from shardkit.sample import Sample, stem_of
 from shardkit.schema import (
     TYPES,
     Array,
@@ -42,7 +42,7 @@ VIDEO_SUFFIXES = {
 
 
 class Kind(NamedTuple):
-    """Files that are samples: images, audio, video, or arrays."""
+    """Files that are samples: images, audio, video, arrays, or volumes."""
 
     field: str
     type: type[FieldType]
@@ -59,7 +59,9 @@ IMAGES = Kind("image", Image, (*image.SUFFIXES.items(),), "an image", "images")
 AUDIO = Kind("audio", Audio, (*AUDIO_SUFFIXES.items(),), "an audio file", "audio files")
 VIDEO = Kind("video", Video, (*VIDEO_SUFFIXES.items(),), "a video", "videos")
 ARRAYS = Kind("array", Array, (("npy", "npy"),), "an array", "arrays")
-KINDS = (IMAGES, AUDIO, VIDEO, ARRAYS)
+_VOLUMES = (("dcm", "dicom"), ("dicom", "dicom"), ("nii", "nifti"), ("nii.gz", "nifti"))
+VOLUMES = Kind("array", Array, _VOLUMES, "a volume", "volumes")
+KINDS = (IMAGES, AUDIO, VIDEO, ARRAYS, VOLUMES)
 SUFFIXES_OF: Mapping[type[FieldType], Mapping[str, str]] = {
     kind.type: dict(kind.suffixes) for kind in (IMAGES, AUDIO, VIDEO)
 }
@@ -68,7 +70,8 @@ _BY_SUFFIX = {suffix: kind for kind in KINDS for suffix, _ in kind.suffixes}
 
 def kind_by_name(name: str) -> Kind | None:
     """Return the kind of a file, judging by its name."""
-    stem, _, suffix = name.rpartition(".")
+    stem = stem_of(name)
+    suffix = name[len(stem) + 1 :]
     return _BY_SUFFIX.get(suffix.lower()) if stem else None
 
 

@@ -125,6 +125,7 @@ def _at_random(source: Source, steps: Steps, threads: int, ignored: Counter[str]
         if not isinstance(read, SampleError | Filtered):
             original = source.original(index, sample_of(read)["__key__"])
         yield Item(source.name(index), read, size, original)
+    ignored.update(source.left_out())
     source.check_unchanged()
 
 

@@ -19,6 +19,7 @@ from shardkit.formats.table_folders import refuse_table, without_partitions
 from shardkit.formats.unsupported import kind_by_name, kind_of_folder, not_read
 from shardkit.metadata import manifest as manifests
 from shardkit.metadata.splits import KINDS, common_start, in_order, refuse_synonyms
+from shardkit.sample import stem_of
 from shardkit.storage import fs
 from shardkit.storage.patterns import expand
 from shardkit.storage.walk import DirEntry, Walk, kind_of_file
@@ -91,7 +92,7 @@ def look_into(
             found.add_images([name for name in images if name not in shown] if shown else images)
         media = _media_among(names, entries, is_text)
         found.media.update(media.values())
-        clips = {name.rpartition(".")[0] for name, kind in media.items() if kind is not ARRAYS}
+        clips = {stem_of(name) for name, kind in media.items() if kind is not ARRAYS}
         for name in names:
             if _belongs_to(name, shards):
                 continue

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from shardkit.codecs.image import SUFFIXES
 from shardkit.errors import FormatError, UsageError, near, warn
 from shardkit.formats.unsupported import (
     TFRECORD_NAMES,
@@ -296,9 +295,12 @@ def unknown_format(path: Path) -> FormatError:
     kind = kind_of_file(path) or other_kind(path.name)
     if kind is not None:
         return not_read(kind, path)
-    if path.name.lower().endswith(tuple(f".{suffix}" for suffix in SUFFIXES)) and path.is_file():
+    from shardkit.codecs.media import ARRAYS, kind_by_name  # imported only for this error
+
+    media = kind_by_name(path.name)
+    if media not in (None, ARRAYS) and path.is_file():
         return FormatError(
-            "this is a single image, not a dataset",
+            f"this is a single {media.one.partition(' ')[2]}, not a dataset",
             path=path,
             fix=f"pass the folder that contains it, {path.parent}, to `shardkit convert`",
         )

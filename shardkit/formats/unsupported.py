@@ -90,15 +90,17 @@ _NAMES = (
     (MNIST, re.compile(r"(.*[-_])?(images|labels)[-.]idx\d-(u?byte|int)(\.gz)?")),
     (IMAGENET, re.compile(r"ilsvrc2012_img_(train|val|test)\w*\.tar|n\d{8}\.tar")),
 )
-_ARRAYS = "save its arrays with numpy.savez, and convert that file"
+_ARRAYS = (
+    'in "with shardkit.create(OUT, FORMAT) as out:", call'
+    ' out.write({"__key__": name, "array": values}) for each'
+)
 _IF_TRUSTED = _by("your own code if you trust it")
 # Files that are no samples: they are named in errors only, since many lie beside other data.
 _OTHERS = {
     suffix: Kind(words, fix)
     for suffixes, words, fix in (
         ("pt pth ckpt safetensors", "a file of tensors", f"load it with its library; {_ARRAYS}"),
-        ("dcm dicom", "a DICOM image", f"load it with pydicom; {_ARRAYS}"),
-        ("nii nii.gz", "a NIfTI volume", f"load it with nibabel; {_ARRAYS}"),
+        ("mha mhd nrrd nhdr mgz", "a volume", f"load it with SimpleITK or nibabel; {_ARRAYS}"),
         ("ply pcd las laz e57 xyz", "a point cloud", f"load it with open3d or laspy; {_ARRAYS}"),
         ("mat nc zarr", "a file of arrays", f"load it with scipy, xarray or zarr; {_ARRAYS}"),
         ("zip", "a .zip archive", "unpack it: python -m zipfile -e FILE FOLDER"),

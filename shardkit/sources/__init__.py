@@ -7,7 +7,7 @@ Each imports only those on lines below its own:
     annotated img2dataset pairs speech
     annotation_layouts folder_scan
     layouts text/
-    api arrays/ exported metadata united
+    api arrays/ exported metadata united volumes
     candidate image_folder inputs subset tables transcripts
     coco dataset duplicates file_table key_lists labels packages partitioned sequence
       text_files/ voc yolo

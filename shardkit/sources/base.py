@@ -168,6 +168,10 @@ class Source(SourceInfo, ABC):
     def check_unchanged(self) -> None:
         """Raise SourceError if files changed since planning, unless reading samples detects it."""
 
+    def left_out(self) -> Mapping[str, int]:
+        """Return what was ignored in the samples that were read so far, as in `ignored`."""
+        return {}
+
     def documents(self) -> Iterator[Document]:
         """Yield all samples, in order."""
         sizes = self.sizes()
@@ -240,6 +244,9 @@ class SourceWrapper(Source):
 
     def check_unchanged(self) -> None:
         self._whole.check_unchanged()
+
+    def left_out(self) -> Mapping[str, int]:
+        return self._whole.left_out()
 
     def fingerprint(self) -> dict[str, str] | None:
         return self._whole.fingerprint()

@@ -182,7 +182,7 @@ def no_images(root: Path, ignored: Counter[str]) -> SourceError:
         path=root,
         expected="files that end in "
         + ", ".join("." + suffix for suffix in SUFFIXES)
-        + ", .wav, .mp4, .npy, .txt, .jsonl, .csv, ...",
+        + ", .wav, .mp4, .npy, .dcm, .nii, .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in ignored.most_common(4)) or "nothing",
         fix=way_with(ignored)
         or "give the folder that holds the class folders, or the images themselves",

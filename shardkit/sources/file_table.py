@@ -11,7 +11,7 @@ import xxhash
 
 from shardkit.errors import SourceError
 from shardkit.helpers.mapped import Growing, pieces
-from shardkit.sample import key_of, unique_key
+from shardkit.sample import key_of, stem_of, unique_key
 from shardkit.sources.base import Source
 from shardkit.sources.files import FilePath, Planned
 from shardkit.storage.remote.path import RemotePath
@@ -131,7 +131,7 @@ class FileTable:
 
     def stem(self, index: int) -> str:
         """The path without its suffix, from which the key is made unless it is in `odd_keys`."""
-        return self.relative(index).rpartition(".")[0]
+        return stem_of(self.relative(index))
 
     def key(self, index: int) -> str:
         return self.odd_keys.get(index) or key_of(self.stem(index))

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.codecs.media import AUDIO, Kind
+from shardkit.codecs.media import AUDIO, VOLUMES, Kind
 from shardkit.dataset.card import check_images
 from shardkit.dataset.folders import media_of
 from shardkit.errors import UsageError
 from shardkit.helpers.mapped import pieces
 from shardkit.metadata.splits import KINDS
+from shardkit.sample import stem_of
 from shardkit.schema import FieldType, Image, Int, Schema
 from shardkit.sources.base import WHOLE
 from shardkit.sources.candidate import Candidate, Splits, no_images
@@ -46,6 +47,7 @@ from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
 from shardkit.sources.tables import Table
 from shardkit.sources.transcripts import TRANSCRIPTS, read_transcripts
+from shardkit.sources.volumes import VolumeFolder
 from shardkit.storage.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
 if TYPE_CHECKING:
@@ -320,7 +322,8 @@ class FolderScan:
         files, metadata = self.files, self.files.metadata
         if metadata is not None and "label" in metadata.schema:
             classes = None
-        fields: dict[str, FieldType] = {self.media.field: self.media.type()}
+        made: type[ImageFolder] = VolumeFolder if self.media is VOLUMES else ImageFolder
+        fields: dict[str, FieldType] = {self.media.field: self.media.type(), **made.also}
         class_names = {} if metadata is None else metadata.class_names
         files.labels = [None] * len(files.folders)
         if classes is not None:
@@ -341,7 +344,7 @@ class FolderScan:
         if metadata is not None:
             add_columns(fields, metadata)
         root = file_path(self.root)
-        source = ImageFolder(root, files, Schema(fields), class_names, self.media)
+        source = made(root, files, Schema(fields), class_names, self.media)
         source.notes = (*self._unlabelled_notes(), *self.notes, *self._walk.notes)
         source.problems = self.problems
         source.ignored = dict(+self.ignored)
@@ -394,7 +397,7 @@ class FolderScan:
             else:
                 others[name] = entry
         entries.clear()  # frees their cached stat results: a lot for 10^6 files
-        stems = {name[: name.rfind(".")] for name in images}
+        stems = {stem_of(name) for name in images}
         for ending in (s.ending for s in self._sidecars if isinstance(s.type, Image)):
             for name in [n for n in images if n.endswith(ending)]:
                 if name.removesuffix(ending) in stems:
@@ -453,7 +456,7 @@ class FolderScan:
 
 def _odd_keys(folder: str, names: list[str]) -> dict[int, str]:
     """Return the keys in a folder that differ from the path without its suffix."""
-    stems = [name[: name.rfind(".")] for name in names]
+    stems = [stem_of(name) for name in names]
     if len(set(stems)) == len(stems) and not any("." in stem for stem in stems):
         return {}
     prefix = f"{folder}/" if folder else ""
@@ -472,7 +475,7 @@ def _sidecars_of(
     times = np.zeros(len(names), np.int64)
     if others:
         for number, name in enumerate(names):
-            stem = name[: name.rfind(".")]
+            stem = stem_of(name)
             for bit, sidecar in enumerate(sidecars):
                 entry = others.get(stem + sidecar.ending)
                 if entry is not None:

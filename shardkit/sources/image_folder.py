@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,7 @@ from shardkit.codecs.media import IMAGES, Kind
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.helpers.mapped import computed, pieces
 from shardkit.options import Selection
-from shardkit.sample import JsonText, Sample
+from shardkit.sample import JsonText, Sample, stem_of
 from shardkit.schema import Array, FieldType, Image, Json, Schema, Text
 from shardkit.sources.annotations import ON_IMAGE, Annotations
 from shardkit.sources.base import Indices
@@ -67,6 +67,8 @@ def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
 class ImageFolder(FileSource["Files"]):
     """The images below `root`."""
 
+    also: ClassVar[Mapping[str, FieldType]] = {}  # what a file becomes besides its main field
+
     def __init__(
         self,
         root: FilePath,
@@ -94,12 +96,12 @@ class ImageFolder(FileSource["Files"]):
         key = self.key(index)
         try:
             sample: Sample = {"__key__": key}
-            if self.media.field in self.schema:
+            if self.schema.keys() & {self.media.field, *self.also}:
                 planned = Planned(time, inode, files.began)
                 path = below(self.root, name)
                 head = self._heads and self.media.type is Image
                 data = read_head(path, size) if head else read_file(path, size, planned)
-                sample[self.media.field] = _value(data, path, self.media.field, self.schema)
+                sample.update(self._fields(data, path))
             if self._labelled:
                 sample["label"] = files.labels[folder]
             if sidecars:
@@ -110,6 +112,10 @@ class ImageFolder(FileSource["Files"]):
             row = self._metadata(index, name, sample)
             sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
+
+    def _fields(self, data: bytes, path: FilePath) -> dict[str, Any]:
+        """Return the fields that a file becomes."""
+        return {self.media.field: _value(data, path, self.media.field, self.schema)}
 
     def _metadata(self, index: int, name: str, sample: Sample) -> dict[str, Any]:
         """Return the metadata of a sample, with boxes on the stored image."""
@@ -127,7 +133,7 @@ class ImageFolder(FileSource["Files"]):
 
     def _add_sidecars(self, sample: Sample, name: str, sidecars: int, planned: int) -> None:
         """Read the sidecars of an image. Their times are compared if all of them are read."""
-        stem, times, unread = name[: name.rindex(".")], 0, False
+        stem, times, unread = stem_of(name), 0, False
         for bit, sidecar in enumerate(SIDECARS):
             if sidecars >> bit & 1:
                 if sidecar.field in self.schema:
@@ -157,7 +163,7 @@ class ImageFolder(FileSource["Files"]):
 
     def select(self, indices: Indices) -> ImageFolder:
         files = self.files.select(indices)
-        return ImageFolder(self.root, files, self.schema, self.class_names, self.media)
+        return type(self)(self.root, files, self.schema, self.class_names, self.media)
 
     def fingerprint(self) -> dict[str, str]:
         files = self.files

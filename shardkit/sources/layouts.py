@@ -34,7 +34,7 @@ from shardkit.storage.walk import is_folder, kind_of_file, passed_over, scandir
 # annotations (boxes, masks, lists).
 IMAGES = {
     *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),
-    *("leftimg8bit", "input", "inputs"),
+    *("leftimg8bit", "input", "inputs", "imagestr", "imagests"),
     *("audio", "audios", "wav", "wavs", "flac", "mp3", "clips", "recordings", "sounds", "video"),
     "videos",
 }
@@ -42,7 +42,7 @@ ANNOTATIONS = {
     *("annotations", "annotation", "labels", "label", "imagesets", "bboxes", "boxes"),
     *("xml", "xmls"),
     *("masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject"),
-    *("lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
+    *("labelstr", "labelsts", "lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
     *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
 }
 # The fields of folders that each hold one image of every sample, in the order of a sample.

@@ -163,6 +163,9 @@ class United(_Several, Source):
         number = bisect_right(self._starts, index) - 1
         return self.members[number], index - self._starts[number]
 
+    def left_out(self) -> Mapping[str, int]:
+        return sum((Counter(member.source.left_out()) for member in self.members), Counter())
+
     def select(self, indices: Indices) -> Source:
         members, positions = self._chosen(indices)
         found = United(members, self.schema)

@@ -1,5 +1,9 @@
-"""Rows of arrays as samples: MNIST, CIFAR, .npy, .npz, HDF5; values as numpy has them."""
+"""Rows of arrays as samples: MNIST, CIFAR, .npy, .npz, HDF5; files as samples: DICOM, NIfTI.
 
+Values are those that numpy and the libraries of the files have.
+"""
+
+import contextlib
 import gzip
 import io
 import json
@@ -11,12 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import nibabel
 import numpy as np
 import PIL.Image
+import pydicom
 import pytest
+from pydicom import uid
 
 import shardkit
-from shardkit.errors import DamagedError, FormatError, ShardkitError, SourceError, UsageError
+from shardkit.codecs.volumes import read_volume
+from shardkit.errors import (
+    DamagedError,
+    FormatError,
+    MissingLibraryError,
+    SampleError,
+    ShardkitError,
+    SourceError,
+    UsageError,
+)
 from shardkit.schema import Array, Bool, Bytes, Float, Image, Int, Text
 from shardkit.testing import make_image
 from tests.conftest import files_of
@@ -339,3 +355,180 @@ def test_fewer_labels_than_samples_are_an_error(tmp_path, name, count):
     np.savez(tmp_path / "x.npz", images=np.zeros((20, 2, 2)), **{name: np.zeros(count)})
     error = refused(UsageError, "is not as long as the others", opened, tmp_path / "x.npz")
     assert (error.expected, error.found) == ("20 values", str(count))
+
+
+# --- DICOM and NIfTI -----------------------------------------------------------------------------
+def dicom(
+    values: np.ndarray[Any, Any], syntax: Any = uid.ExplicitVRLittleEndian, **also: Any
+) -> bytes:
+    data = pydicom.Dataset()
+    data.SOPClassUID, data.SOPInstanceUID = uid.CTImageStorage, "1.2.3"
+    colours = values.ndim > 2 and values.shape[-1] == 3
+    if values.ndim - colours == 3:
+        data.NumberOfFrames = len(values)
+    data.Rows, data.Columns = values.shape[-2 - colours :][:2]
+    data.SamplesPerPixel, data.PlanarConfiguration = (3, 0) if colours else (1, None)
+    data.PhotometricInterpretation = "RGB" if colours else "MONOCHROME2"
+    data.BitsAllocated = data.BitsStored = 8 * values.itemsize
+    data.HighBit = data.BitsStored - 1
+    data.PixelRepresentation = int(values.dtype.kind == "i")
+    order = ">" if syntax == uid.ExplicitVRBigEndian else "<"
+    stored = values.astype(values.dtype.newbyteorder(order)).tobytes()
+    data.PixelData = stored + bytes(len(stored) % 2)
+    for name, value in also.items():
+        setattr(data, name, value)
+    data.file_meta = pydicom.dataset.FileMetaDataset()
+    data.file_meta.TransferSyntaxUID = uid.ExplicitVRLittleEndian
+    if syntax == uid.RLELossless:
+        data.compress(syntax)
+    elif syntax.is_encapsulated:
+        data.PixelData = pydicom.encaps.encapsulate([data.PixelData])
+    data.file_meta.TransferSyntaxUID = syntax
+    file = io.BytesIO()
+    data.save_as(file, enforce_file_format=True)
+    return file.getvalue()
+
+
+def nifti(values: np.ndarray[Any, Any], kind: Any = nibabel.Nifti1Image, order: str = "<") -> bytes:
+    header = kind.header_class(endianness=order)
+    header.set_data_dtype(values.dtype)
+    image = kind(values, np.diag([1.0, 2, 3, 1]), header)
+    image.header.set_slope_inter(2, 5)
+    image.header["descrip"] = b"Jane Doe"
+    data: bytes = image.to_bytes()
+    return data
+
+
+SLICE = RANDOM.integers(-1000, 3000, (6, 5), "i2")
+VOLUME = RANDOM.integers(0, 256, (4, 3, 2), "u1")
+
+
+def scans(root: Path) -> Path:
+    """Two classes of DICOM files."""
+    about: dict[str, Any] = {"PatientName": "Doe^Jane", "PatientID": "7", "StudyDate": "20200101"}
+    about |= {"RescaleSlope": "1.5", "RescaleIntercept": "-1024", "PixelSpacing": ["0.5", "0.7"]}
+    files = {f"{c}/{n}.dcm": dicom(SLICE + n, **about) for c in ("ill", "well") for n in (1, 2)}
+    return put(root, files)
+
+
+@pytest.mark.parametrize("format", ["wds", "lmdb", "arrow", "beton", "tfrecord", "mds"])
+def test_scans_are_arrays_with_a_header_and_what_is_lost_is_counted(tmp_path, format):
+    source = scans(tmp_path / "ct")
+    result = verified(source, tmp_path / "out", format)
+    patient = "DICOM elements about the patient (PatientName, PatientID, ...)"
+    other = "other DICOM elements (times, devices, identifiers, ...)"
+    assert result.ignored == {patient: 8, other: 12}  # StudyDate, and two UIDs
+    with shardkit.open(tmp_path / "out") as dataset:
+        assert dataset.classes == ("ill", "well")
+        sample = dataset[1]
+        assert sample["__key__"] == "ill/2"
+        assert sample["array"].dtype == np.int16
+        np.testing.assert_array_equal(sample["array"], SLICE + 1 + 1)
+        header = sample["header"]
+        assert (header["RescaleSlope"], header["RescaleIntercept"]) == (1.5, -1024)
+        assert header["PixelSpacing"] == [0.5, 0.7]
+    assert b"Jane" not in b"".join(files_of(tmp_path / "out").values())
+
+
+def test_counts_of_what_is_lost_are_those_of_the_samples_that_are_converted(tmp_path):
+    source = scans(tmp_path / "ct")
+    put(tmp_path / "mr", {f"{n}.nii.gz": gzip.compress(nifti(VOLUME)) for n in "ab"})
+    put(tmp_path / "mr", {"a.json": '{"EchoTime": 0.1}', "b.json": "{}"})
+    result = convert([source, tmp_path / "mr"], tmp_path / "out", drop=["label"], limit=5)
+    texts = "NIfTI texts, which may name a person (descrip, aux_file, ...)"
+    assert [result.ignored[name] for name in sorted(result.ignored) if "patient" in name] == [8]
+    assert result.ignored[texts] == 1
+    sample = shardkit.open(tmp_path / "out")[4]
+    assert sample["__key__"] == "mr/a"  # not a.nii
+    assert sample["json"] == {"EchoTime": 0.1}
+    np.testing.assert_array_equal(sample["array"], VOLUME)
+    header = sample["header"]
+    assert (header["scl_slope"], header["scl_inter"], header["affine"][1]) == (2, 5, [0, 2, 0, 0])
+    result = convert(source, tmp_path / "one", fields=["label"])
+    assert not [name for name in result.ignored if "DICOM" in name]
+
+
+@pytest.mark.parametrize("kind", ["u1", "i2", "u2", "i4", "f4", "f8", "c8", "RGB"])
+@pytest.mark.parametrize("order", "<>")
+def test_values_of_nifti_are_those_of_nibabel(kind, order):
+    values = RANDOM.integers(0, 100, (4, 3, 2, 2)).astype("u1" if kind == "RGB" else kind)
+    if kind == "RGB":
+        values = RANDOM.integers(0, 256, (4, 3, 2, 3), "u1")
+        given = np.ascontiguousarray(values).view([(c, "u1") for c in "RGB"])[..., 0]
+    for image in (nibabel.Nifti1Image, nibabel.Nifti2Image):
+        data = nifti(given if kind == "RGB" else values, image, order)
+        theirs = image.from_bytes(data).dataobj.get_unscaled()
+        ours = read_volume(data).values
+        assert ours.flags.c_contiguous
+        np.testing.assert_array_equal(ours, values, strict=True)
+        if kind != "RGB":
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "syntax",
+    [
+        uid.ExplicitVRLittleEndian,
+        uid.ImplicitVRLittleEndian,
+        uid.ExplicitVRBigEndian,
+        uid.RLELossless,
+    ],
+)
+@cases("kind shape", ("u1", (6, 5, 3)), ("u2", (6, 5, 3)), ("u2", (6, 5)), ("i2", (4, 6, 5)))
+def test_values_of_dicom_are_those_that_were_stored(syntax, kind, shape):
+    values = RANDOM.integers(0, 100, shape).astype(kind)
+    np.testing.assert_array_equal(read_volume(dicom(values, syntax)).values, values, strict=True)
+
+
+def test_damaged_and_odd_scans_are_errors_of_their_samples(tmp_path):
+    good = {"dcm": dicom(SLICE), "nii": nifti(VOLUME), "nii.gz": gzip.compress(nifti(VOLUME))}
+    rows = {"Rows": 65535, "Columns": 65535, "NumberOfFrames": 10**6}
+    wide = bytearray(good["nii"])
+    wide[42:48] = struct.pack("<3h", 30000, 30000, 30000)
+    several = {
+        "dcm": [
+            (dicom(SLICE, **rows), "at most 2,147,483,648"),
+            (dicom(SLICE, PhotometricInterpretation="PALETTE COLOR"), "apply_color_lut"),
+            (dicom(SLICE, uid.DeflatedExplicitVRLittleEndian), "another transfer syntax"),
+            (good["nii"], "."),
+        ],
+        "nii": [(bytes(wide), "at most 2,147,483,648"), (b"hello", "neither DICOM nor NIfTI")],
+    }
+    for suffix, data in good.items():
+        cut = [(data[:length], ".") for length in (0, 3, len(data) // 2, len(data) - 1)]
+        for number, (bad, words) in enumerate(cut + several.get(suffix, [])):
+            root = put(tmp_path / f"{suffix}{number}", {f"a.{suffix}": bad})
+            if suffix == "dcm" and bad is good["nii"]:
+                assert read_volume(bad).values.shape == (4, 3, 2)  # by its first bytes
+                continue
+            refused(SampleError, "volume is damaged", convert, root, tmp_path / "out")
+            error = refused(ValueError, words, read_volume, bad)
+            assert error is not None
+    for data in good.values():
+        for at in range(0, len(data), 7):
+            flipped = bytearray(data)
+            flipped[at] ^= 0xFF
+            with contextlib.suppress(ValueError, MissingLibraryError):
+                read_volume(bytes(flipped))
+
+
+def test_scans_that_need_a_library_say_which(tmp_path, monkeypatch):
+    root = put(tmp_path / "d", {"a.dcm": dicom(SLICE, uid.JPEGLosslessSV1)})
+    refused(MissingLibraryError, "JPEG Lossless", convert, root, tmp_path / "out")
+    for name, extra, data in (
+        ("pydicom", "dicom", dicom(SLICE)),
+        ("nibabel", "nifti", nifti(VOLUME)),
+    ):
+        monkeypatch.setitem(sys.modules, name, None)
+        error = refused(MissingLibraryError, f"needs {name}", read_volume, data)
+        assert error.fix == f'pip install "shardkit[{extra}]"'
+
+
+def test_scans_beside_their_masks_are_no_classes_and_a_file_is_no_dataset(tmp_path):
+    root = put(tmp_path / "task", {f"{d}/a.nii": nifti(VOLUME) for d in ("imagesTr", "labelsTr")})
+    error = refused(UsageError, "annotations or masks", convert, root, tmp_path / "out")
+    assert str(root / "imagesTr") in error.fix
+    error = refused(
+        FormatError, "a single volume", convert, root / "imagesTr/a.nii", tmp_path / "o"
+    )
+    assert str(root / "imagesTr") in error.fix

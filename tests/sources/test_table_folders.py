@@ -152,9 +152,7 @@ def test_a_partitioned_table_is_converted_to_be_opened_and_its_parts_are_not_mix
     ("name", "words"),
     [
         ("a.safetensors", "safetensors"),
-        ("a.dcm", "DICOM"),
-        ("a.nii", "NIfTI"),
-        ("a.nii.gz", "NIfTI"),
+        ("a.nrrd", "a volume"),
         ("a.ply", "point cloud"),
         ("a.zip", ".zip archive"),
         ("a.v1.pkl", "pickle"),
@@ -163,7 +161,7 @@ def test_a_partitioned_table_is_converted_to_be_opened_and_its_parts_are_not_mix
 )
 def test_other_formats_are_named(name, words, tmp_path):
     _file(tmp_path / "d" / name, "data")
-    for path in (tmp_path / "d" / name, tmp_path / "d")[: 1 if name.endswith(".gz") else 2]:
+    for path in (tmp_path / "d" / name, tmp_path / "d"):
         with pytest.raises(ShardkitError, match=re.escape(words)) as raised:
             shardkit.convert(path, to="arrow", out=tmp_path / "o")
         assert raised.value.fix

@@ -1,0 +1,174 @@
+"""Volumes of medical imaging: DICOM files, read by pydicom, and NIfTI files, by nibabel.
+
+Values are those that are stored, without their slope and intercept, which are in the header.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
+from shardkit.errors import MissingLibraryError
+from shardkit.helpers.extras import extra
+
+_MOST_BYTES = 1 << 31  # of a volume that is not compressed
+_GZIP = b"\x1f\x8b"
+_DEFLATED = b"1.2.840.10008.1.2.1.99"  # pydicom inflates such files without a bound
+_PATIENT = 0x0010  # the group of the elements about the patient
+# The elements that are kept: how pixels are to be understood, and nothing about a person.
+_KEPT = (
+    *("Modality", "BodyPartExamined", "Laterality", "ImageLaterality", "ViewPosition"),
+    *("PhotometricInterpretation", "BitsStored", "PixelPaddingValue", "BurnedInAnnotation"),
+    *("RescaleSlope", "RescaleIntercept", "RescaleType", "WindowCenter", "WindowWidth"),
+    *("PixelSpacing", "ImagerPixelSpacing", "SliceThickness", "SpacingBetweenSlices"),
+    *("ImagePositionPatient", "ImageOrientationPatient", "InstanceNumber", "NumberOfFrames"),
+    "LossyImageCompression",
+)
+_PIXELS = ("Rows", "Columns", "SamplesPerPixel", "BitsAllocated")
+# Elements that the array itself tells.
+_TOLD = {*_PIXELS, "HighBit", "PixelRepresentation", "PlanarConfiguration"}
+_TOLD |= {"PixelData", "FloatPixelData", "DoubleFloatPixelData"}
+_GROUPS = {"SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"}
+
+
+class Volume(NamedTuple):
+    """An array with the dtype and shape of the file, and what is left of its header.
+
+    left_out: what is not kept, an item for each, worded to follow a number.
+    """
+
+    values: npt.NDArray[Any]
+    header: dict[str, Any]
+    left_out: list[str]
+
+
+def read_volume(data: bytes) -> Volume:
+    """Read a DICOM or NIfTI file. Raises ValueError for anything else, and MissingLibraryError."""
+    try:
+        return _dicom(data) if data[128:132] == b"DICM" else _nifti(data)
+    except (ValueError, MemoryError, ImportError, MissingLibraryError):
+        raise
+    except Exception as error:  # both libraries raise any exception on damaged data
+        raise ValueError(f"{type(error).__name__}: {error}"[:500]) from error
+
+
+def _check_bytes(shape: tuple[int, ...], itemsize: float) -> int:
+    size = math.ceil(math.prod(map(int, shape)) * itemsize)
+    if size > _MOST_BYTES or min(shape) < 1:
+        words = " x ".join(map(str, shape))
+        raise ValueError(f"values of {words}, {size:,} bytes; at most {_MOST_BYTES:,} are read")
+    return size
+
+
+def _in_order(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values in C order, and little-endian as of most files, to be stacked in batches."""
+    return np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+
+
+# --- DICOM ---------------------------------------------------------------------------------------
+
+
+def _dicom(data: bytes) -> Volume:
+    with extra("dicom", "a DICOM file"):
+        from pydicom import dcmread
+        from pydicom.datadict import keyword_for_tag
+        from pydicom.pixels.decoders.base import get_decoder
+    if _DEFLATED in data[:4096]:
+        raise ValueError("a deflated DICOM file: write it with another transfer syntax")
+    dataset = dcmread(io.BytesIO(data))
+    if "Rows" not in dataset:
+        raise ValueError("a DICOM file without pixels")
+    rows, columns, samples, bits = (int(dataset.get(name) or 1) for name in _PIXELS)
+    _check_bytes((int(dataset.get("NumberOfFrames") or 1), rows, columns, samples), bits / 8)
+    if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
+        raise ValueError("a palette of colours: apply it with pydicom.pixels.apply_color_lut")
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if syntax.is_compressed and not get_decoder(syntax).is_available:
+        raise MissingLibraryError(
+            f"DICOM with {syntax.name} needs decoders that pydicom does not find",
+            fix="pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg",
+        )
+    values = _in_order(dataset.pixel_array)
+    header = {name: _plain(dataset[name].value) for name in _KEPT if name in dataset}
+    return Volume(values, header, [*_left_out(dataset.keys(), keyword_for_tag)])
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of an element as JSON."""
+    if value is None or isinstance(value, str):
+        return None if value is None else str(value)
+    if hasattr(value, "__iter__"):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, int) else float(value)
+
+
+def _left_out(tags: Iterable[Any], keyword_of: Callable[[Any], str]) -> Iterator[str]:
+    for tag in tags:
+        name = keyword_of(tag)
+        if tag.is_private:
+            yield "private DICOM elements"
+        elif tag.group == _PATIENT:
+            yield "DICOM elements about the patient (PatientName, PatientID, ...)"
+        elif name in _GROUPS:
+            yield "DICOM functional groups, which may hold the slope and position of each frame"
+        elif name not in _KEPT and name not in _TOLD:
+            yield "other DICOM elements (times, devices, identifiers, ...)"
+
+
+# --- NIfTI ---------------------------------------------------------------------------------------
+
+
+def _nifti(data: bytes) -> Volume:
+    with extra("nifti", "a NIfTI file"):
+        import nibabel
+    data = _inflated(data) if data[:2] == _GZIP else data
+    kinds = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
+    sizes = {int.from_bytes(data[:4], order) for order in ("little", "big")} & kinds.keys()
+    if not sizes:
+        raise ValueError("neither DICOM nor NIfTI, by its first bytes")
+    image: Any = kinds[sizes.pop()].from_bytes(data)
+    shape, dtype, start = image.shape, image.get_data_dtype(), int(image.dataobj.offset)
+    size = _check_bytes(shape, dtype.itemsize)
+    if start + size > len(data):
+        raise ValueError(f"{len(data):,} bytes instead of {start + size:,}: its end is missing")
+    values = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape, order="F")
+    if dtype.names:  # of colours, which become a last dimension
+        values = np.ascontiguousarray(values).view(np.uint8).reshape(*shape, len(dtype.names))
+    values = _in_order(values)
+    fields = image.header.structarr
+    numbers = {n: fields[n] for n in fields.dtype.names if fields[n].dtype.kind != "S"}
+    numbers |= {"scl_slope": image.dataobj.slope, "scl_inter": image.dataobj.inter}
+    numbers |= {"affine": image.affine}
+    header = {name: _finite(np.asarray(value).tolist()) for name, value in numbers.items()}
+    texts = [
+        n
+        for n in fields.dtype.names
+        if n not in ("magic", *numbers) and fields[n].tobytes().strip(b"\0")
+    ]
+    left_out = ["NIfTI texts, which may name a person (descrip, aux_file, ...)" for _ in texts]
+    left_out += ["NIfTI header extensions" for _ in image.header.extensions]
+    return Volume(values, header, left_out)
+
+
+def _inflated(data: bytes) -> bytes:
+    starts = range(0, len(data), COMPRESSED_BLOCK)
+    blocks = (data[start : start + COMPRESSED_BLOCK] for start in starts)
+    found = bytearray()
+    for block in decompressed(blocks, "gz"):
+        found += block
+        if len(found) > _MOST_BYTES:
+            raise ValueError(f"more than {_MOST_BYTES:,} bytes, decompressed")
+    return bytes(found)
+
+
+def _finite(value: Any) -> Any:
+    """Return numbers as JSON has them: None for NaN and infinities."""
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return value if isinstance(value, int) or math.isfinite(value) else None
