@@ -137,7 +137,8 @@ def _field_row(name: str, about: dict[str, Any]) -> tuple[str, ...]:
         [about["type"], *(f"{k} {v}" for k, v in about.items() if k in ("dtype", "shape"))]
     )
     if about["class_names"] is not None:
-        kind += f", {counted(len(about['class_names']), 'class')}"
+        what = "keypoint" if "f" in about.get("dtype", "") else "class"
+        kind += f", {counted(len(about['class_names']), what)}"
     if about["optional"]:
         kind += f", {counted(about['stats']['count'], 'value')}" if about["stats"] else ", optional"
     if not about["stats"]:

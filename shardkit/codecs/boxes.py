@@ -11,6 +11,7 @@ import numpy.typing as npt
 from shardkit.codecs.window import Window
 
 Boxes = npt.NDArray[np.floating]
+Points = npt.NDArray[np.float64]  # (..., 2): x, y
 
 # Names of fields that have a row per box, and are filtered along with the boxes.
 WITH_BOXES = ("categories", "iscrowd", "difficult", "truncated")
@@ -55,15 +56,15 @@ def boxes_in(boxes: Boxes, window: Window) -> tuple[Boxes, npt.NDArray[np.bool_]
     return made[kept].astype(boxes.dtype), kept
 
 
-def placed(points: npt.NDArray[np.float64], window: Window) -> npt.NDArray[np.float64]:
+def placed(points: Points, window: Window) -> Points:
     """Return points (..., 2) in coordinates of a window, before mirroring."""
     scale = np.array([window.full_width / window.width, window.full_height / window.height])
-    found: npt.NDArray[np.float64] = (points - [window.x, window.y]) * scale
+    found: Points = (points - [window.x, window.y]) * scale
     return found - [window.left, window.top]
 
 
-def inner_edges(window: Window) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def inner_edges(window: Window) -> tuple[Points, Points]:
     """Return the first and last x, y of a window that show the image, not its margins."""
     inner = window.clipped()
-    low = np.array([inner.left - window.left, inner.top - window.top])
+    low = np.array([inner.left - window.left, inner.top - window.top], np.float64)
     return low, low + np.array([inner.columns, inner.rows])

@@ -10,19 +10,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs import rle
-from shardkit.codecs.boxes import inner_edges, placed
+from shardkit.codecs.boxes import Points, inner_edges, placed
 from shardkit.codecs.image import NotAnImageError
 from shardkit.codecs.window import Window, cut_mask
 from shardkit.errors import UsageError
 from shardkit.options import MAX_PIXELS
+from shardkit.schema import FieldType, Json, holds_keypoints
 
-Points = npt.NDArray[np.float64]  # (..., 2): x, y
+_Edges = tuple[Points, Points]  # lowest and highest x, y
 
 SEGMENTATION, KEYPOINTS = "segmentation", "keypoints"
 SHAPES = (SEGMENTATION, KEYPOINTS)
@@ -38,7 +40,24 @@ class SegmentationError(NotAnImageError):
 
     what = "the value is not the segmentation of objects"
     expected = "for each object a list of polygons, RLE of the size of the image, or null"
-    fix = "repair it"
+    fix = "repair it; if it is something else, a conversion leaves it alone with --boxes none"
+
+
+def is_shape(name: str, kind: FieldType | None) -> bool:
+    """Return whether a field has the segmentation or keypoints of objects, by name and type."""
+    return (name == SEGMENTATION and isinstance(kind, Json)) or (
+        name == KEYPOINTS and holds_keypoints(kind)
+    )
+
+
+def kept_rows(values: Any, kept: npt.NDArray[np.bool_]) -> Any:
+    """Return those rows of an array or a list that are `kept`."""
+    return values[kept] if isinstance(values, np.ndarray) else [*compress(values, kept)]
+
+
+def rows_in(value: Any) -> int:
+    """Return the number of rows of an array, or of a list, also of one that is still JSON text."""
+    return len(_objects(value) if isinstance(value, str) else value)
 
 
 def check_segmentation(value: Any) -> None:
@@ -103,7 +122,7 @@ def masks(segmentation: Sequence[Any], height: int, width: int) -> npt.NDArray[n
 
 
 def _objects(value: Any) -> list[Any]:
-    """The segmentation of each object, also of a value that is still JSON text."""
+    """Return the segmentation of each object, also of a value that is still JSON text."""
     found = json.loads(value) if isinstance(value, str) else value
     if not isinstance(found, list | tuple):
         raise SegmentationError(f"{type(found).__name__} {found!r:.40}")
@@ -183,8 +202,8 @@ def moved_shapes(
 ) -> dict[str, Any]:
     """Return the shapes in a sample, moved along with their image.
 
-    The image, of `size`, width and height, is turned as EXIF says, and cut to a window. Keypoints
-    outside of it are no longer labelled; polygons may extend beyond it. Raises SegmentationError.
+    The image, of `size`, width and height, is turned as EXIF says, and cut to a window, where
+    polygons are clipped, and keypoints outside are no longer labelled. Raises SegmentationError.
     """
 
     def points(given: Points) -> Points:
@@ -195,46 +214,67 @@ def moved_shapes(
         turned = _turned_mask(_decoded(value, size), orientation)
         return rle.encode(turned if window is None else cut_mask(turned, window), value)
 
-    return _moved(sample, points, mask, window)
+    return _moved(sample, points, mask, None if window is None else _edges(window))
+
+
+def _edges(window: Window) -> _Edges:
+    """Return the first and last x, y that show the image, after mirroring."""
+    low, high = inner_edges(window)
+    if window.flip:
+        low[0], high[0] = window.columns - high[0], window.columns - low[0]
+    return low, high
 
 
 def _moved(
     sample: Mapping[str, Any],
     points: Callable[[Points], Points],
     mask: Callable[[dict[str, Any]], dict[str, Any]],
-    window: Window | None,
+    edges: _Edges | None,
 ) -> dict[str, Any]:
+    def outlines(polygons: list[Any]) -> list[list[float]]:
+        moved = [points(polygon) for polygon in _polygons(polygons)]
+        if edges is not None:
+            moved = [_clipped(polygon, *edges) for polygon in moved]
+        return [polygon.round(_DIGITS).ravel().tolist() for polygon in moved if len(polygon)]
+
     made: dict[str, Any] = {}
     if KEYPOINTS in sample:
-        made[KEYPOINTS] = _moved_keypoints(sample[KEYPOINTS], points, window)
+        made[KEYPOINTS] = _moved_keypoints(sample[KEYPOINTS], points, edges)
     if SEGMENTATION in sample:
         try:
             made[SEGMENTATION] = [
-                mask(one) if isinstance(one, dict)
-                else one and [_listed(points(polygon)) for polygon in _polygons(one)]
+                mask(one) if isinstance(one, dict) else one and outlines(one)
                 for one in _objects(sample[SEGMENTATION])
-            ]  # fmt: skip
+            ]
         except ValueError as error:
             raise SegmentationError(str(error)) from error
     return made
 
 
-def _listed(polygon: Points) -> list[float]:
-    found: list[float] = polygon.round(_DIGITS).ravel().tolist()
-    return found
+def _clipped(polygon: Points, low: Points, high: Points) -> Points:
+    """Return the part of a polygon in a rectangle: cut at one side after the other."""
+    for axis, sign, limit in ((0, 1, low[0]), (1, 1, low[1]), (0, -1, high[0]), (1, -1, high[1])):
+        beyond = sign * (polygon[:, axis] - limit)
+        inside: npt.NDArray[np.bool_] = beyond >= 0
+        if not inside.all():
+            following, after = np.roll(polygon, -1, axis=0), np.roll(beyond, -1)
+            cuts = inside != np.roll(inside, -1)
+            share = np.divide(beyond, beyond - after, out=np.zeros_like(beyond), where=cuts)
+            cut = polygon + share[:, None] * (following - polygon)
+            cut[:, axis] = limit
+            kept = np.stack([inside, cuts], axis=1)
+            polygon = np.stack([polygon, cut], axis=1)[kept]
+    return polygon
 
 
 def _moved_keypoints(
-    keypoints: npt.NDArray[Any], points: Callable[[Points], Points], window: Window | None
+    keypoints: npt.NDArray[Any], points: Callable[[Points], Points], edges: _Edges | None
 ) -> npt.NDArray[Any]:
     made = keypoints.copy()
     made[..., :2] = moved = points(keypoints[..., :2].astype(np.float64))
     gone = keypoints[..., 2] == 0
-    if window is not None:
-        low, high = inner_edges(window)
-        if window.flip:
-            low[0], high[0] = window.columns - high[0], window.columns - low[0]
-        gone |= ((moved < low) | (moved > high)).any(axis=-1)
+    if edges is not None:
+        gone |= ((moved < edges[0]) | (moved > edges[1])).any(axis=-1)
     made[gone] = 0
     return made
 

@@ -19,7 +19,7 @@ from shardkit.errors import ShardkitError
 from shardkit.formats import FORMATS
 from shardkit.helpers.order import permutation
 from shardkit.performance.findings import LEAST, Finding
-from shardkit.preprocess.on_image import box_fields
+from shardkit.preprocess.on_image import box_fields, shape_fields
 from shardkit.schema import Image, row_fields
 from shardkit.stream.batching import Bucket
 from shardkit.stream.collate import PadCollate
@@ -262,6 +262,7 @@ def _decoding(stream: Stream) -> dict[str, list[Transform]]:
             companions |= {*others}
     boxes = box_fields(schema, list(found), None, None, ask=False)
     moved = {name for field, on in boxes.items() for name in (field, *on.others)}
+    moved |= shape_fields(schema, list(found)).keys()
     moved |= {name for name in pictures if is_mask_name(name)}  # by `convert`, as by the loader
     harmless = stored == found.keys() | companions & pictures and companions <= moved
     return found if harmless else {}

@@ -17,14 +17,21 @@ from shardkit.codecs.boxes import boxes_in, turned_boxes
 from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name, unusable
 from shardkit.codecs.media import guessed_schema
+from shardkit.codecs.shapes import SEGMENTATION, kept_rows, moved_shapes
 from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
 from shardkit.preprocess.items import Filtered, Shaped
-from shardkit.preprocess.on_image import OnImage, box_fields, json_boxes, mask_fields
+from shardkit.preprocess.on_image import (
+    OnImage,
+    box_fields,
+    json_boxes,
+    mask_fields,
+    shape_fields,
+)
 from shardkit.preprocess.single_image import RESIZED, Image, ImageProcessor, codec_versions
 from shardkit.preprocess.transform import Transform, same
-from shardkit.sample import Sample
+from shardkit.sample import JsonText, Sample
 from shardkit.schema import Array, FieldType, Images, Schema
 from shardkit.schema import Image as ImageField
 from shardkit.sources.base import Source, Stream, some_of
@@ -45,6 +52,7 @@ class ImageSteps:
     arrays: tuple[str, ...] = ()  # arrays with names of masks, which are left unchanged
     boxes: dict[str, OnImage] = field(default_factory=dict)
     json: tuple[str, ...] = ()  # JSON fields with names of boxes, left unchanged
+    shapes: dict[str, str] = field(default_factory=dict)  # segmentation, keypoints: their images
 
     @functools.cached_property
     def _steps(self) -> ImageProcessor:
@@ -58,7 +66,7 @@ class ImageSteps:
         if self.transform is not None:
             return self._transformed(sample, found, drawn)
         shaped = Shaped(dict(sample))
-        self._move_boxes(shaped, found)
+        self._move_objects(shaped, found)
         for name, image in found.items():
             shaped.sample[name] = self._stored(shaped, name, image)
         for name in drawn:
@@ -82,6 +90,12 @@ class ImageSteps:
             notes += [f"{name!r} is an array, so it is not resized" for name in self.arrays]
         if self._steps.pixels:
             notes += [on.note(name) for name, on in self.boxes.items()]
+            along = {name for on in self.boxes.values() for name in on.others}
+            notes += [
+                f"{name!r} is moved with {of!r}"
+                for name, of in self.shapes.items()
+                if name not in along
+            ]
             notes += [f"{name!r} is JSON: boxes in it are not moved" for name in self.json]
         return notes
 
@@ -113,26 +127,39 @@ class ImageSteps:
         shaped.reasons.update(reason for reason in image.reasons if reason != RESIZED)
         return value
 
-    def _move_boxes(self, shaped: Shaped, found: dict[str, Image]) -> None:
-        """Transform boxes with their images, and count those that a crop removes."""
+    def _move_objects(self, shaped: Shaped, found: dict[str, Image]) -> None:
+        """Transform boxes and shapes with their images, and count boxes that a crop removes."""
+        sample = shaped.sample
+        for name, of in self.shapes.items():
+            if name in sample and of in found and self._turns_or_moves(image := found[of]):
+                size = (image.header.width, image.header.height)
+                window = None if image.is_whole else image.window
+                with _errors_of(sample, name):
+                    sample |= moved_shapes(
+                        {name: sample[name]}, image.header.orientation, size, window
+                    )
         for name, on in self.boxes.items():
-            image = found.get(on.image)
-            if image is None or name not in shaped.sample:
-                continue
-            on.check(shaped.sample, name)
-            upright = self.raw == "ppm"  # formats that store JPEGs turn images upright
-            if not (image.moves or (upright and image.header.orientation != 1)):
-                continue
-            header = image.header
-            size = (header.width, header.height)
-            boxes = turned_boxes(shaped.sample[name], header.orientation, size)
-            if not image.is_whole:
-                boxes, kept = boxes_in(boxes, image.window)
-                if len(kept) > len(boxes):
-                    for other in shaped.sample.keys() & on.others:
-                        shaped.sample[other] = shaped.sample[other][kept]
-                    shaped.ignored["boxes of which a crop left nothing"] = len(kept) - len(boxes)
-            shaped.sample[name] = boxes
+            if name in sample and on.image in found:
+                on.check(sample, name)
+                if self._turns_or_moves(image := found[on.image]):
+                    self._move_boxes(shaped, name, image)
+        if SEGMENTATION in self.shapes and SEGMENTATION in sample:
+            sample[SEGMENTATION] = JsonText.of(sample[SEGMENTATION])
+
+    def _turns_or_moves(self, image: Image) -> bool:
+        upright = self.raw == "ppm"  # formats that store JPEGs turn images upright
+        return image.moves or (upright and image.header.orientation != 1)
+
+    def _move_boxes(self, shaped: Shaped, name: str, image: Image) -> None:
+        size = (image.header.width, image.header.height)
+        boxes = turned_boxes(shaped.sample[name], image.header.orientation, size)
+        if not image.is_whole:
+            boxes, kept = boxes_in(boxes, image.window)
+            if len(kept) > len(boxes):
+                for other in shaped.sample.keys() & self.boxes[name].others:
+                    shaped.sample[other] = kept_rows(shaped.sample[other], kept)
+                shaped.ignored["boxes of which a crop left nothing"] = len(kept) - len(boxes)
+        shaped.sample[name] = boxes
 
     def _mask_changes(self, image: Image) -> bool:
         """Return whether the mask of an image cannot be stored unchanged."""
@@ -147,7 +174,7 @@ class ImageSteps:
         """Call the user's function with pixels, and store what it returns."""
         assert self.transform is not None
         moved = Shaped(dict(sample))
-        self._move_boxes(moved, found)
+        self._move_objects(moved, found)
         arguments = moved.sample
         for name, image in found.items():
             with _errors_of(sample, name):
@@ -263,15 +290,17 @@ def steps_for(
     masks = mask_fields(image_fields, options.mask_fields, source if changes else None)
     images = tuple(name for name in image_fields if name not in masks)
     boxes = box_fields(schema, images, options.box_fields, source, ask=options.pixels)
+    shapes = shape_fields(schema, images) if options.boxes != "none" else {}
     # Even without other steps, masks must not become JPEGs, nor images be turned upright without
-    # their boxes.
-    if not options.active and transform is None and not ((masks or boxes) and raw == "ppm"):
+    # what is on them.
+    on_image = masks or boxes or shapes
+    if not options.active and transform is None and not (on_image and raw == "ppm"):
         return None
     if raw == "ppm" and options.format in ("png", "webp"):
         raise UsageError(f"this format cannot hold {options.format}", expected="keep, jpeg or raw")
     arrays = tuple(n for n, k in schema.items() if isinstance(k, Array) and is_mask_name(n))
     json = tuple(json_boxes(schema))
-    return ImageSteps(options, images, masks, transform, raw, arrays, boxes, json)
+    return ImageSteps(options, images, masks, transform, raw, arrays, boxes, json, shapes)
 
 
 def schema_after(steps: ImageSteps | None, source: Source | Stream) -> Schema:

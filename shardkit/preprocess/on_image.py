@@ -20,6 +20,7 @@ from shardkit.codecs.boxes import WITH_BOXES, is_boxes
 from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.pixels import loaded
+from shardkit.codecs.shapes import is_shape, rows_in
 from shardkit.errors import SampleError, UsageError, near
 from shardkit.options import MAX_PIXELS
 from shardkit.sample import Sample
@@ -136,13 +137,13 @@ class OnImage(NamedTuple):
                 fix="repair it; or, if the field is not boxes, use --boxes none",
             )
         for name in self.others:
-            if name in sample and len(sample[name]) != len(boxes):
+            if name in sample and rows_in(sample[name]) != len(boxes):
                 raise SampleError(
                     f"the sample has {len(boxes):,} boxes, but the field has more or fewer rows",
                     key=sample["__key__"],
                     field=name,
                     expected=f"{len(boxes):,} rows",
-                    found=f"{len(sample[name]):,}",
+                    found=f"{rows_in(sample[name]):,}",
                     fix="repair it; or, if these are not boxes, use --boxes none",
                 )
 
@@ -186,7 +187,16 @@ def box_fields(
     if not (boxes and images):
         return {}
     others = _rows_of(boxes, arrays, source)
-    return {name: OnImage(image_of(name, images), others[name]) for name in boxes}
+    others[boxes[0]] += tuple(shape_fields(schema, images))
+    return {
+        name: OnImage(image_of(name, images), (*dict.fromkeys(others[name]),)) for name in boxes
+    }
+
+
+def shape_fields(schema: Schema, images: Sequence[str]) -> dict[str, str]:
+    """Return the fields of segmentation and keypoints, each with its image."""
+    names = [name for name, kind in schema.items() if is_shape(name, kind)] if images else []
+    return {name: image_of(name, images) for name in names}
 
 
 def json_boxes(schema: Schema) -> list[str]:

@@ -103,6 +103,7 @@ class _Instances:
         with self._explained(list_name, number):
             if list_name == "categories":
                 self._name_points(entry)
+                self._ignored["values of 'skeleton'"] += "skeleton" in entry
             elif list_name == "annotations" and "caption" in entry:
                 self._add_caption(entry)
             elif list_name == "annotations" and "keypoints" in entry:

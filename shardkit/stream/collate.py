@@ -41,7 +41,8 @@ class PadCollate:
     multiple_of: round the length up to a multiple of this.
     length: pad to this length; no array may be longer. None: to the longest array of the batch.
     field: the field of `lengths` and `attention_mask`. None: "tokens", or else the first padded
-        field. An array of more dimensions, such as "boxes", is padded only if it is named here.
+        field. An array of more dimensions, such as "boxes", is padded only if it is named here, or
+        in `value`.
     axis: pad the array of `field` along its first axis (0) or its last (-1), as for audio of shape
         (channels, frames).
     """
@@ -100,7 +101,8 @@ class PadCollate:
 
     def _is_padded(self, name: str, value: Any) -> bool:
         sides = value.ndim if isinstance(value, np.ndarray) else 0
-        return sides == 1 or (sides > 1 and name == self.field)
+        named = name == self.field or (isinstance(self.value, Mapping) and name in self.value)
+        return sides == 1 or (sides > 1 and named)
 
     def _padded(self, name: str, arrays: list[Values], dtype: np.dtype[Any], length: int) -> Values:
         shape = (len(arrays), length, *arrays[0].shape[1:])

@@ -37,7 +37,7 @@ class Call:
         """`kinds`: of the fields that are an image, or on it."""
         self._given = (function, stream, way, kinds)
         self._function, self._stream, self._way, self._kinds = function, stream, way, kinds or {}
-        self._library = functions.check(function, way)
+        self._library = functions.check(function, way, self._kinds)
         self._takes_rng = "rng" in functions.parameters_of(function)
         self._has_seed = hasattr(function, "set_random_seed")
         self._own = threading.local()

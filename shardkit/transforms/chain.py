@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from shardkit.codecs.crop import STEP
 from shardkit.codecs.image import NotAnImageError, TooLargeError, unusable
+from shardkit.codecs.shapes import SHAPES
 from shardkit.codecs.values import KindError
 from shardkit.codecs.window import Window
 from shardkit.errors import SampleError, ShardkitError
@@ -219,7 +220,7 @@ class Chain:
     @property
     def lists(self) -> tuple[str, ...]:
         """The fields with one row per box; in batches they are lists."""
-        return (*self._of(BOXES), *self._of(ROWS))
+        return tuple(name for kind in (BOXES, ROWS, *SHAPES) for name in self._of(kind))
 
     def _of(self, kind: str) -> tuple[str, ...]:
         return tuple(n for n, k in zip(self.fields[1:], self.kinds, strict=False) if k == kind)

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shardkit.codecs.shapes import SHAPES
 from shardkit.errors import UsageError
 from shardkit.transforms.on_image import BOXES, IMAGE, MASK, ROWS
 
@@ -90,14 +91,25 @@ def takes_bytes(function: Any) -> bool:
 # --- calls ---------------------------------------------------------------------------------------
 
 
-def check(function: Any, way: str) -> str:
-    """Return the library of a function. Raises UsageError if it cannot take its fields this way."""
+def check(function: Any, way: str, kinds: Mapping[str, str]) -> str:
+    """Return the library of a function. Raises UsageError if it cannot take its fields this way.
+
+    `kinds` are those of the fields.
+    """
     library = library_of(function)
     if library == "kornia" and way != VALUE:
         raise UsageError(
             "a module of kornia gets a single image here, not several fields",
             found=f"{function!r:.200}",
             fix="transform whole batches with it, after loading; or use a function of samples",
+        )
+    shapes = [name for name, kind in kinds.items() if kind in SHAPES]
+    if library in _LIBRARIES and shapes:
+        raise UsageError(
+            f"a transform of {library} moves masks and boxes, but not {shapes[0]!r}",
+            found=f"{function!r:.200}",
+            fix=f"leave {shapes[0]!r} out of fields=[...]; or use shardkit's transforms, or a function"
+            " of samples that moves it, too",
         )
     if library == "albumentations" and way != VALUE:
         boxes = getattr(function, "processors", {}).get("bboxes")

@@ -1,6 +1,6 @@
-"""What is on an image, at load time: masks, boxes and arrays with a row per box.
+"""What is on an image, at load time: masks, boxes, shapes, and arrays with a row per box.
 
-Masks and boxes get the geometry of their image. The values of masks stay unchanged.
+They get the geometry of their image. The values of masks stay unchanged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.masks import MaskError, mask_of, values_of
 from shardkit.codecs.pixels import to_rgb
+from shardkit.codecs.shapes import SHAPES, is_shape, kept_rows, moved_shapes
 from shardkit.codecs.window import Window, cut_mask
 from shardkit.errors import ShardkitError, UsageError
 from shardkit.schema import Array, FieldType, Image, Schema
 
 Values = npt.NDArray[Any]
 
-# Kinds of fields on an image; rows: one per box. Another image is only decoded.
+# Kinds of fields on an image, beside those of SHAPES; rows: one per box. Another image is only
+# decoded.
 MASK, BOXES, ROWS, IMAGE = "mask", "boxes", "rows", "image"
 
 
@@ -73,7 +75,13 @@ def kinds_of(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
         raise UsageError(what, found=", ".join(boxes), fix="concatenate them first")
 
     return tuple(
-        BOXES if name in boxes else ROWS if boxes and _are_rows(name, schema[name]) else MASK
+        name
+        if is_shape(name, schema[name])
+        else BOXES
+        if name in boxes
+        else ROWS
+        if boxes and _are_rows(name, schema[name])
+        else MASK
         for name in fields
     )
 
@@ -83,6 +91,7 @@ def kinds_given(fields: Sequence[str], schema: Schema) -> tuple[str, ...]:
     on = {name for name in fields if is_on_image(name, schema[name])}
     boxes = [name for name in on if _is_box_name(name) and isinstance(schema[name], Array)]
     kinds = dict.fromkeys(on, MASK) | dict.fromkeys(boxes, BOXES)
+    kinds |= {name: name for name in on if is_shape(name, schema[name])}
     if boxes:
         kinds |= dict.fromkeys(WITH_BOXES, ROWS)
     images = {name: IMAGE for name in fields if isinstance(schema[name], Image)}
@@ -107,7 +116,7 @@ def check_mask(name: str, kind: FieldType) -> None:
 
 def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> None:
     """Raise UsageError if a crop would drop boxes, but not the rows that belong to them."""
-    left = [name for name in WITH_BOXES if name in schema and name not in fields]
+    left = [name for name in _with_boxes(schema) if name not in fields]
     if BOXES in kinds and left:
         named = ", ".join(f'"{name}"' for name in (*fields, *left))
         raise UsageError(
@@ -116,8 +125,15 @@ def check_rows(fields: Sequence[str], kinds: Sequence[str], schema: Schema) -> N
         )
 
 
+def _with_boxes(schema: Schema) -> list[str]:
+    """Return the fields that have a row for each box, by their names."""
+    return [n for n, kind in schema.items() if n in WITH_BOXES or is_shape(n, kind)]
+
+
 def is_on_image(name: str, kind: FieldType) -> bool:
-    """Return whether a field has, by its type and name, boxes on an image or the mask of one."""
+    """Return whether a field has, by its type and name, a mask, boxes or shapes on an image."""
+    if is_shape(name, kind):
+        return True
     if isinstance(kind, Array) and _is_box_name(name):
         return _may_be_boxes("boxes", kind)
     sides = kind.shape if isinstance(kind, Array) else None
@@ -129,7 +145,7 @@ def with_what_is_on(image: Sequence[str], schema: Schema) -> tuple[str, ...]:
     """Return the fields of an image, and those that are to be transformed along with them."""
     found = [n for n, kind in schema.items() if n not in image and is_on_image(n, kind)]
     boxes = any(isinstance(schema[name], Array) and _is_box_name(name) for name in found)
-    rows = [n for n in WITH_BOXES if boxes and n in schema and n not in image]
+    rows = [n for n in _with_boxes(schema) if boxes and n not in (*image, *found)]
     return (*image, *found, *rows)
 
 
@@ -152,14 +168,18 @@ def _are_rows(name: str, kind: FieldType) -> bool:
 def move(
     columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
 ) -> Failed | None:
-    """Transform the masks and boxes of an image with its window; returns the error, if any.
+    """Transform what is on an image with its window; returns the error, if any.
 
     `columns` have a list of values for each of `kinds`, of which those at `number` are replaced.
     """
-    for field, kind in enumerate(kinds):
+    whole = window == Window.whole(*header.upright)
+    turn = (header.orientation, (header.width, header.height), None if whole else window)
+    for field, kind in sorted(enumerate(kinds), key=lambda pair: pair[1] == BOXES):
         try:
             value = columns[field][number]
-            if kind == IMAGE and isinstance(value, bytes):
+            if kind in SHAPES and not (whole and header.orientation == 1):
+                columns[field][number] = moved_shapes({kind: value}, *turn)[kind]
+            elif kind == IMAGE and isinstance(value, bytes):
                 columns[field][number] = to_rgb(value)
             elif kind == MASK:
                 mask = mask_values(value, header)
@@ -182,7 +202,7 @@ def _move_boxes(
     if not is_boxes(boxes):
         is_array = isinstance(boxes, np.ndarray)
         raise BoxesError(f"{boxes.dtype} {boxes.shape}" if is_array else f"{boxes!r:.60}", at)
-    rows = [n for n, kind in enumerate(kinds) if kind == ROWS]
+    rows = [n for n, kind in enumerate(kinds) if kind in (ROWS, *SHAPES)]
     for n in rows:
         if len(columns[n][number]) != len(boxes):
             raise RowsError(f"{len(columns[n][number]):,} rows for {len(boxes):,} boxes", n)
@@ -191,7 +211,7 @@ def _move_boxes(
     if window != Window.whole(*header.upright):
         boxes, kept = boxes_in(boxes, window)
         for n in rows:
-            columns[n][number] = columns[n][number][kept]
+            columns[n][number] = kept_rows(columns[n][number], kept)
     columns[at][number] = boxes
 
 

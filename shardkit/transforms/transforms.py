@@ -65,8 +65,8 @@ class Transforms:
 
     A field has one transform, or a list of transforms that run in order. Transforms of images take
     encoded images or pixels, numbers (height, width, channels), up to 4 channels unless `Decode`
-    comes first with options. In a tuple of fields, the first is the
-    image. The others are masks or boxes, which get the same geometry, or arrays with one row per
+    comes first with options. In a tuple of fields, the first is the image. The others are masks,
+    boxes, `segmentation` or `keypoints`, which get the same geometry, or arrays with one row per
     box.
 
     Any other callable takes the value of the field; images are decoded first, unless a parameter is

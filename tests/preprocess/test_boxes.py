@@ -15,13 +15,23 @@ from shardkit.codecs.boxes import TURNED_BACK, boxes_in, turned_boxes
 from shardkit.codecs.window import Window
 from shardkit.preprocess.images import Shaped
 from shardkit.sources.sequence import SequenceSource
-from tests.boxed import COLOURS, Painted, coco, painted_box, some_painted, turned_back
+from tests.boxed import (
+    COLOURS,
+    Painted,
+    coco,
+    outline,
+    painted_box,
+    points_of,
+    some_painted,
+    turned_back,
+)
 from tests.conftest import examples, few
 from tests.preprocess.test_images import steps_of
 from tests.sources.real import cases, convert, refused, verified
 
 NUMBERS = Array("<i8", (None,))
 KINDS = {"image": Image(), "boxes": Array("<f4", (None, 4)), "categories": NUMBERS}
+KINDS |= {"segmentation": Json(), "keypoints": Array("<f4", (None, 4, 3))}
 
 
 def stored_sample(image: Painted, format: str = "PNG") -> dict[str, Any]:
@@ -29,7 +39,13 @@ def stored_sample(image: Painted, format: str = "PNG") -> dict[str, Any]:
     upright = np.array(image.boxes, np.float32).reshape(-1, 4)
     boxes = turned_boxes(upright, TURNED_BACK[image.orientation], image.size)
     sample = {"__key__": image.name, "image": image.file(format), "boxes": boxes}
-    return {**sample, "categories": np.arange(len(upright))}
+    size = image.size if image.orientation < 5 else image.size[::-1]
+    whole = boxes.astype(int).tolist()
+    keypoints = np.array([points_of(box) for box in whole], np.float32).reshape(-1, 4, 3)
+    keypoints[:, :3, :2] += 0.5
+    outlines = [outline(box, size, (0, 3, 4)[n % 3]) for n, box in enumerate(whole)]
+    shapes = {"segmentation": outlines, "keypoints": keypoints}
+    return {**sample, "categories": np.arange(len(upright)), **shapes}
 
 
 def converted(sample: dict[str, Any], **options: Any) -> Shaped:
@@ -58,6 +74,28 @@ def assert_boxed(pixels, sample, image: Painted, tolerance: float, least=3, edge
         if min(x1 - x0, y1 - y0) >= least:  # else resizing blends it with what is around
             assert seen is not None
             assert np.abs(np.array(seen) - boxes[number]).max() <= tolerance
+            if "segmentation" in sample:
+                assert_shaped(pixels, sample, number, tolerance)
+
+
+def assert_shaped(pixels: Any, sample: dict[str, Any], number: int, tolerance: float) -> None:
+    """The mask of an object fills its box, and points on the object have its colour."""
+    (row,) = np.flatnonzero(sample["categories"] == number)
+    box = sample["boxes"][row]
+    mask = shardkit.masks(sample["segmentation"], *pixels.shape[:2])[row]
+    rows, columns = np.nonzero(mask)
+    drawn = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+    assert np.abs(drawn - box).max() <= tolerance + 1
+    assert mask.sum() == (drawn[2] - drawn[0]) * (drawn[3] - drawn[1])
+    assert (sample["keypoints"][row, 3] == 0).all()
+    for x, y, visibility in sample["keypoints"][row, :3].tolist():
+        if visibility == 0:  # outside of a crop
+            continue
+        assert (box[:2] <= (x, y)).all()
+        assert (box[2:] >= (x, y)).all()
+        if (np.abs(box - [x, y, x, y]) > 1 + tolerance).all():  # else it is blended
+            assert (np.abs(pixels[int(y), int(x)].astype(int) - COLOURS[number]) < 100).all()
+            assert mask[int(y), int(x)]
 
 
 SIDES = st.integers(40, 130)
@@ -138,7 +176,7 @@ def test_boxes_through_every_format_with_and_without_steps(tmp_path, to):
     """From COCO to a format, moved there; and on to another, moved again."""
     images = some_painted(7, 3, (1, 5, 6, 7, 8))
     a, b, c = (tmp_path / name for name in "abc")
-    convert(coco(tmp_path / "coco", images), a, to)
+    convert(coco(tmp_path / "coco", images, shapes=True), a, to)
     convert(a, b, image=ImageOptions(icc="srgb"))
     verified(b, c, to, image=ImageOptions(resize=50, resize_mode="crop"))
     for folder in (b, c):
@@ -204,7 +242,7 @@ def test_arrays_with_as_many_rows_go_with_the_boxes():
     kinds = {**KINDS, "scores": Array("<f8", (None,)), "tokens": NUMBERS, "points": points}
     source = SequenceSource(samples, Schema(kinds), None)
     steps = steps_of(kinds, source, resize=30, resize_mode="crop")
-    assert steps.boxes["boxes"].others == ("categories", "scores", "points")
+    assert {*steps.boxes["boxes"].others} == {*KINDS, "scores", "points"} - {"image", "boxes"}
     moved = samples[3]["boxes"] - [[400, 0, 400, 0], *[[0] * 4] * 2]
     found = steps({**samples[3], "boxes": moved}).sample
     assert found["categories"].tolist()[0] != 0
@@ -216,7 +254,8 @@ def test_arrays_with_as_many_rows_go_with_the_boxes():
 
 
 def halved(sample: dict[str, Any]) -> dict[str, Any]:
-    """A transform that sees boxes where the pixels are, and moves both."""
+    """A transform that sees boxes where the pixels are, and moves both, without other shapes."""
+    del sample["segmentation"], sample["keypoints"]
     pixels, boxes = sample["image"], sample["boxes"]
     for box, colour in zip(boxes.astype(int), COLOURS, strict=False):
         assert painted_box(pixels, colour) == tuple(box)

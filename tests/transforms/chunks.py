@@ -102,7 +102,10 @@ def assert_same(some, others):
     for one, other in zip(some, others, strict=True):
         assert one.keys() == other.keys()
         for name, value in one.items():
-            np.testing.assert_array_equal(value, other[name])
+            if isinstance(value, list):
+                assert value == other[name]
+            else:
+                np.testing.assert_array_equal(value, other[name])
             if isinstance(value, np.ndarray):
                 assert value.dtype == other[name].dtype
 

@@ -10,7 +10,7 @@ import shardkit
 from shardkit import CenterCrop, Decode, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 from shardkit.codecs.crop import has_crop_many
 from shardkit.errors import SampleError, UsageError
-from shardkit.schema import Array, Image, Schema
+from shardkit.schema import Array, Schema
 from shardkit.stream.collate import pad_collate
 from shardkit.torch import Loader
 from shardkit.transforms import Transforms
@@ -19,7 +19,7 @@ from tests.preprocess.test_boxes import KINDS, assert_boxed, stored_sample
 from tests.sources.real import cases, refused
 from tests.transforms.chunks import applied, directly, draws_of
 
-FIELDS = ("image", "boxes", "categories")
+FIELDS = ("image", "boxes", "categories", "segmentation", "keypoints")
 SCHEMA = Schema(KINDS)
 
 
@@ -95,12 +95,14 @@ def test_boxes_with_masks_and_pixels(tmp_path):
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     root = tmp_path_factory.mktemp("boxes")
-    shardkit.convert(coco(root / "coco", some_painted(12, 2)), "wds", root / "out", workers=0)
+    shardkit.convert(
+        coco(root / "coco", some_painted(12, 2), shapes=True), "wds", root / "out", workers=0
+    )
     return root / "out/train"
 
 
 CROP = [RandomResizedCrop(32), RandomHorizontalFlip()]
-ALL = ("image", "boxes", "categories", "iscrowd")
+ALL = ("image", "boxes", "categories", "iscrowd", "segmentation", "keypoints")
 
 
 def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
@@ -115,6 +117,9 @@ def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
                 assert all(value.dtype == kind for value in batch[name])
             kinds = [len(categories) for categories in batch["categories"]]
             assert [boxes.shape for boxes in batch["boxes"]] == [(count, 4) for count in kinds]
+            assert [len(rows) for rows in batch["segmentation"]] == kinds
+            assert [rows.shape for rows in batch["keypoints"]] == [(n, 4, 3) for n in kinds]
+            assert all(isinstance(rows, list) for rows in batch["segmentation"])
             values = [boxes.tolist() for boxes in batch["boxes"]]
             found |= zip(batch["__key__"], values, strict=True)
         return found
@@ -129,14 +134,17 @@ def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
         more = {} if "fields" in options else {"transforms": {ALL: [CenterCrop(32), one]}}
         assert isinstance(next(iter(Loader(shards, **options, **more)))["boxes"], list)
     options = {"batch_size": 4, "transforms": {ALL: CROP}}
-    for batch in Loader(shards, collate=pad_collate({"categories": -1}, field="boxes"), **options):
+    collate = pad_collate({"categories": -1, "keypoints": 0}, field="boxes")
+    for batch in Loader(shards, collate=collate, **options):
         number = max(batch["lengths"].tolist())
         assert batch["boxes"].shape == (4, number, 4)
         assert batch["categories"].shape == batch["attention_mask"].shape == (4, number)
         assert ((batch["categories"] >= 0) == batch["attention_mask"]).all()
         assert (batch["boxes"][~batch["attention_mask"]] == 0).all()
         assert batch["image"].shape == (4, 3, 32, 32)
-    fixed = Loader(shards, collate=pad_collate(field="boxes", length=9), **options)
+        assert batch["keypoints"].shape == (4, number, 4, 3)
+    collate = pad_collate({"keypoints": 0}, field="boxes", length=9)
+    fixed = Loader(shards, collate=collate, **options)
     assert next(iter(fixed))["boxes"].shape == (4, 9, 4)
     unlike = [{"boxes": np.zeros((2, 4), np.float32)}, {"boxes": np.zeros((2, 5), np.float32)}]
     error = refused(SampleError, "differ in shape or type", pad_collate(field="boxes"), unlike)
@@ -144,17 +152,24 @@ def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
 
 
 def test_what_goes_with_boxes_is_named_unless_nothing_drops_them(shards):
+    some = {"batch_size": 4, "fields": ["image", "boxes", "categories", "iscrowd", "image_id"]}
     for fields, message in (
         (("image", "boxes"), "'categories' also has a row for each"),
         (("image", "boxes", "categories"), "'iscrowd' also has a row for each"),
         (("image", "categories"), "'categories' cannot be the mask of an image, or boxes"),
         (("image", "boxes", "image_id"), "'image_id' cannot be the mask of an image"),
     ):
-        refused(UsageError, message, Loader, shards, batch_size=4, transforms={fields: CROP})
+        refused(UsageError, message, Loader, shards, **some, transforms={fields: CROP})
+    transforms = {ALL[:4]: CROP}
+    message = "'segmentation' also has a row for each"
+    refused(UsageError, message, Loader, shards, batch_size=4, transforms=transforms)
+    transforms = {("image", "boxes"): RandomHorizontalFlip()}
+    message = "not what is on it: 'segmentation'"
+    refused(UsageError, message, Loader, shards, batch_size=4, transforms=transforms)
     schema = Schema({**SCHEMA, "others": Array("<f4", (None, 4))})
     refused(UsageError, "one field of boxes", Transforms, {(*FIELDS, "others"): CROP}, schema)
     transforms = {("image", "boxes"): [Resize((20, 30)), RandomHorizontalFlip()]}
-    for batch in Loader(shards, batch_size=4, transforms=transforms):
+    for batch in Loader(shards, **some, transforms=transforms):
         assert [*map(len, batch["boxes"])] == [*map(len, batch["categories"])]
     options = {"transforms": {("image", "boxes"): CROP}, "fields": ["image", "boxes"]}
     assert len(next(iter(Loader(shards, batch_size=4, **options)))["boxes"]) == 4
@@ -166,9 +181,13 @@ def test_what_goes_with_boxes_is_named_unless_nothing_drops_them(shards):
     ({"boxes": np.zeros((2, 3))}, "boxes", "not boxes"),
     ({"boxes": None}, "boxes", "not boxes"),
     ({"categories": np.zeros(7, int)}, "categories", "differs from the number of boxes"),
+    ({"segmentation": [None]}, "segmentation", "differs from the number of boxes"),
+    ({"segmentation": {}}, "segmentation", "not the segmentation of objects"),
+    ({"segmentation": [[[1]], None, None]}, "segmentation", "a polygon of 1 numbers"),
+    ({"segmentation": [{"size": [1, 1], "counts": [1]}]}, "segmentation", "1 x 1 pixels on an"),
 )
 def test_values_that_do_not_fit_are_errors_of_their_sample(change, field, message):
-    schema = Schema({"image": Image(), "boxes": Array(), "categories": Array()})
+    schema = Schema({**KINDS, "boxes": Array(), "categories": Array()})
     good, transforms = stored_sample(some_painted(4)[3], "JPEG"), Transforms({FIELDS: CROP}, schema)
     sample = {**good, **change}
     errors = transforms.apply([sample], draws_of(1), {})

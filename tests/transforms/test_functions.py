@@ -174,7 +174,8 @@ OBJECTS = Schema({"image": Image(), "boxes": Array("<f4", (None, 4)), "label": I
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
     root = tmp_path_factory.mktemp("objects")
-    shardkit.convert(coco(root / "coco", some_painted(12, 2)), "wds", root / "out", workers=0)
+    source = coco(root / "coco", some_painted(12, 2))
+    shardkit.convert(source, "wds", root / "out", workers=0, drop=("segmentation",))
     return root / "out/train"
 
 
@@ -261,6 +262,27 @@ print(json.dumps(count))
 )
 def test_what_is_no_function_of_samples_is_refused(transforms, words):
     refused(UsageError, words, Transforms, transforms, OBJECTS)
+
+
+def test_libraries_do_not_move_shapes(tmp_path):
+    source = coco(tmp_path / "coco", some_painted(4, 2))
+    shardkit.convert(source, "wds", tmp_path / "out", workers=0)
+    theirs = pytest.importorskip("albumentations", reason="an example of what plugs in")
+    params = theirs.BboxParams(format="pascal_voc", label_fields=["categories"])
+    compose = theirs.Compose([theirs.HorizontalFlip(p=1)], bbox_params=params)
+    for transforms in (compose, {("image", "segmentation"): compose}):
+        refused(
+            UsageError,
+            "but not 'segmentation'",
+            Loader,
+            tmp_path / "out/train",
+            transforms=transforms,
+            batch_size=1,
+        )
+    flipped = next(
+        iter(Loader(tmp_path / "out/train", batch_size=4, transforms=lambda sample: sample))
+    )
+    assert len(flipped["segmentation"]) == 4
 
 
 def test_a_module_of_kornia_takes_one_image():
