@@ -108,8 +108,8 @@ def check(function: Any, way: str, kinds: Mapping[str, str]) -> str:
         raise UsageError(
             f"a transform of {library} moves masks and boxes, but not {shapes[0]!r}",
             found=f"{function!r:.200}",
-            fix=f"leave {shapes[0]!r} out of fields=[...]; or use shardkit's transforms, or a function"
-            " of samples that moves it, too",
+            fix=f"leave {shapes[0]!r} out of fields=[...]; or use shardkit's transforms, or a"
+            " function of samples that moves it, too",
         )
     if library == "albumentations" and way != VALUE:
         boxes = getattr(function, "processors", {}).get("bboxes")
