@@ -19,7 +19,7 @@ import xxhash
 
 from shardkit.codecs.media import IMAGES
 from shardkit.dataset.folders import media_of
-from shardkit.errors import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.helpers.mapped import Sizes, computed
 from shardkit.metadata.splits import in_order, split_of
 from shardkit.options import Selection
@@ -32,7 +32,7 @@ from shardkit.sources.image_folder import ImageFolder
 from shardkit.sources.labels import LabelColumn
 from shardkit.sources.layouts import are_sides, field_of, ignored_in, in_order_of_sides
 from shardkit.sources.metadata import GivenTable
-from shardkit.sources.transcripts import lines_of
+from shardkit.sources.transcripts import divided, lines_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -314,37 +314,24 @@ def _ending(names: Mapping[str, int], others: Mapping[str, int]) -> str:
 def _listed(folder: Path, source: Source) -> dict[str, Source]:
     """Divide the samples by the lists of Pascal VOC."""
     numbers = {name: number for number, name in enumerate(source.all_keys())}
-    notes, problems, found = [*source.notes], [*source.problems], dict[str, Source]()
-    seen: dict[str, str] = {}
+    notes, lists = [*source.notes], dict[str, Path]()
     for split in ("train", "val", "test"):
         path = folder / f"{split}.txt"
-        names = [*filter(None, lines_of(path))] if path.is_file() else []
-        if names and numbers.keys().isdisjoint(names):
+        names = {*lines_of(path)} - {""} if path.is_file() else set()
+        if not numbers.keys().isdisjoint(names):
+            lists[split] = path
+        elif names:
             notes.append(f"{path.name} is not read: its images have no masks")
-            continue
-        for name in names:
-            if seen.setdefault(name, split) != split:
-                raise UsageError("two split lists name the same image", path=folder, found=name)
-            if name not in numbers:
-                problems.append(_not_there(path, name))
-        if names:
-            found[split] = source.select(np.array([numbers[n] for n in names if n in numbers]))
-    if not found:
+    if not lists:
         return {WHOLE: source}
+    chosen, problems = divided(numbers, lists, "a listed image does not exist, or has no mask")
+    found: dict[str, Source] = {n: source.select(np.array(some)) for n, some in chosen.items()}
     for each in found.values():
         each.notes, each.problems, each.ignored = (), (), {}
     first = next(iter(found.values()))
-    first.notes, first.problems, first.ignored = notes, problems, dict(source.ignored)
+    first.notes, first.problems = notes, [*source.problems, *problems]
+    first.ignored = dict(source.ignored)
     first.ignored.pop(f"folder {folder.parent.name}/", None)
-    if rest := len(numbers.keys() - seen.keys()):
+    if rest := len(numbers) - sum(map(len, chosen.values())):
         first.ignored["images of no split"] = rest
     return found
-
-
-def _not_there(path: Path, name: str) -> SampleError:
-    return SampleError(
-        "a listed image does not exist, or has no mask",
-        path=path,
-        found=name,
-        fix="restore it or remove its line, or use --on-error skip",
-    )

@@ -12,12 +12,11 @@ import numpy as np
 
 from shardkit.codecs.media import AUDIO
 from shardkit.dataset.folders import media_of
-from shardkit.errors import ShardkitError, UsageError
 from shardkit.sources.base import WHOLE
 from shardkit.sources.candidate import Candidate, Splits
 from shardkit.sources.folder_scan import checked, scan_splits
 from shardkit.sources.image_folder import ImageFolder
-from shardkit.sources.transcripts import lines_of, no_clip
+from shardkit.sources.transcripts import divided
 
 _NOISE = "_background_noise_"
 _LISTS = {"val": "validation_list.txt", "test": "testing_list.txt"}
@@ -38,22 +37,12 @@ def recognise(candidate: Candidate) -> Splits | None:
 def _listed(root: Path, source: ImageFolder) -> dict[str, ImageFolder]:
     """Split the clips by list; the rest is `train`. Raises UsageError for a clip in both lists."""
     numbers = {source.name(number): number for number in range(len(source))}
-    split_of = np.zeros(len(source), np.int8)
-    problems: list[ShardkitError] = []
-    for number, file in enumerate(_LISTS.values(), 1):
-        for name in filter(None, lines_of(root / file)):
-            if name not in numbers:
-                problems.append(no_clip(root / file, name))
-            elif split_of[numbers[name]] not in (0, number):
-                raise UsageError("two split lists name the same file", path=root, found=name)
-            else:
-                split_of[numbers[name]] = number
-    found = {}
-    for number, split in enumerate(("train", *_LISTS)):
-        if (split_of == number).any():
-            found[split] = source.select(np.flatnonzero(split_of == number))
-    first = next(iter(found.values()))
+    found, problems = divided(numbers, {split: root / name for split, name in _LISTS.items()})
+    rest = {*numbers.values()}.difference(*found.values())
+    chosen = {"train": sorted(rest), **found}
+    splits = {name: source.select(np.array(some)) for name, some in chosen.items() if some}
+    first = next(iter(splits.values()))
     words = f"the splits come from {' and '.join(_LISTS.values())}"
     first.notes, first.problems = (*source.notes, words), (*source.problems, *problems)
     first.ignored = dict(Counter(source.ignored) - Counter({".txt file": len(_LISTS)}))
-    return found
+    return splits
