@@ -20,6 +20,7 @@ from shardkit.errors import UsageError
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import KINDS, in_order, split_of
 from shardkit.sources.layouts import IMAGES as NAMED_IMAGES
+from shardkit.sources.layouts import field_of
 from shardkit.sources.yolo import CONFIGS, Config, labels_of, read_config
 from shardkit.storage import fs
 from shardkit.storage.walk import Walk, is_folder, kind_of_file, relative_to, scandir
@@ -94,10 +95,10 @@ def find_layout(root: Path, together: bool, classes: Sequence[str] | None) -> La
         return found
     if len(found.splits) > 1:
         raise UsageError(
-            "there are several annotation files, each for its own split",
+            "the splits cannot be taken as one dataset: each has annotations of its own",
             path=root,
             found=", ".join(str(relative_to(s.file, top.path)) for s in found.splits.values()),
-            fix="omit --split none, or convert one split at a time",
+            fix="omit --split none, and convert the resulting datasets together",
         )
     found.splits = {"": next(iter(found.splits.values()))}
     return found
@@ -200,6 +201,10 @@ def _voc(top: _Folder, together: bool) -> Layout:
             layout.splits[split] = Split(folder, annotations, names, shared=True)
     if not layout.splits:
         layout.splits[""] = Split(folder, annotations)
+    if masks := [name for name in top.folders if field_of(name) == "mask" and name != _VOC[1]]:
+        layout.notes.append(
+            f"the boxes are read, and not the masks in {masks[0]}/, which --fields image,mask takes"
+        )
     if others := len(lists) - len(named):
         layout.ignored["other lists in ImageSets/Main"] = others
     return layout

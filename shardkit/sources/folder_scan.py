@@ -38,10 +38,10 @@ from shardkit.sources.layouts import (
     SplitFolders,
     Tree,
     check_classes,
+    check_sides,
     check_splits,
     find_split_folders,
     refuse_annotations,
-    refuse_sides,
 )
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
@@ -278,7 +278,7 @@ class FolderScan:
         if splits:
             check_splits(self.tree)
         if by_folder:
-            refuse_sides(self.tree, self._stems)
+            self.notes += check_sides(self.tree, self._stems)
 
     def refuse_empty(self, filled: Sequence[str]) -> None:
         """Raise UsageError for a folder without images beside class folders."""
@@ -293,12 +293,12 @@ class FolderScan:
                 " may be empty, and an empty folder that is not listed is ignored",
             )
 
-    def _stems(self, top: str) -> set[str]:
-        """Return the paths of the images below a folder, relative to it and without suffixes."""
+    def _stems(self, top: str) -> Iterator[str]:
+        """Yield the paths of the images below a folder, relative to it and without suffixes."""
         files = self.files
         folders = [n for n, name in enumerate(files.folders) if f"{name}/".startswith(f"{top}/")]
         numbers = np.flatnonzero(np.isin(files.folder_of, folders)).tolist()
-        return {files.stem(number).removeprefix(f"{top}/") for number in numbers}
+        return (files.stem(number).removeprefix(f"{top}/") for number in numbers)
 
     def refuse_stray(self) -> None:
         """Raise UsageError for a few images beside class folders: none would have labels."""

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from shardkit.codecs.media import IMAGES as IMAGE_FILES
@@ -30,21 +31,6 @@ from shardkit.sources.imagenet import DEVKIT
 from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.storage.walk import is_folder, kind_of_file, passed_over, scandir
 
-# Names of the folders of such datasets, in lower case: those with images, and those with
-# annotations (boxes, masks, lists).
-IMAGES = {
-    *("images", "image", "imgs", "img", "jpegimages", "jpeg", "photos", "pictures", "rgb"),
-    *("leftimg8bit", "input", "inputs", "imagestr", "imagests"),
-    *("audio", "audios", "wav", "wavs", "flac", "mp3", "clips", "recordings", "sounds", "video"),
-    "videos",
-}
-ANNOTATIONS = {
-    *("annotations", "annotation", "labels", "label", "imagesets", "bboxes", "boxes"),
-    *("xml", "xmls"),
-    *("masks", "mask", "segmentation", "segmentations", "segmentationclass", "segmentationobject"),
-    *("labelstr", "labelsts", "lbls", "lbl", "anno", "annos", "seg", "segs", "matte", "mattes"),
-    *("gt", "gtfine", "ground_truth", "groundtruth", "trimaps", "depth", "target", "targets"),
-}
 # The fields of folders that each hold one image of every sample, in the order of a sample.
 _SIDES = {
     "image": "images image imgs img jpegimages jpeg photos pictures rgb leftimg8bit",
@@ -55,6 +41,19 @@ _SIDES = {
     " segmentation segmentations segmentationclass",
     "instances": "segmentationobject instances",
     **{name: f"{name} {name}s" for name in ("depth", "trimap", "matte", "edge", "normal")},
+}
+# Names of the folders of such datasets, in lower case: those with images, and those with
+# annotations (boxes, masks, lists).
+IMAGES = {
+    *f"{_SIDES['image']} {_SIDES['input']}".split(),
+    *("audio", "audios", "wav", "wavs", "flac", "mp3", "clips", "recordings", "sounds", "video"),
+    *("videos", "imagestr", "imagests"),
+}
+ANNOTATIONS = {"imagesets", "bboxes", "boxes", "xml", "xmls", "gtfine", "labelstr", "labelsts"}
+ANNOTATIONS |= {
+    folder
+    for name in ("mask", "instances", "gt", "matte", "trimap", "depth", "target")
+    for folder in _SIDES[name].split()
 }
 _FIELDS = {folder: name for name, folders in _SIDES.items() for folder in folders.split()}
 # Fields that leave no doubt.
@@ -163,20 +162,23 @@ def check_classes(tree: Tree) -> None:
         )
 
 
-def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
-    """Raise UsageError for folders that hold the sides of pairs, such as `hr/` and `lr/`.
+def check_sides(tree: Tree, stems: Callable[[str], Iterable[str]]) -> list[str]:
+    """Return a note on two folders of files with the same names: they may hold pairs.
 
-    Both their names and those of their files tell it; `stems` returns the latter without suffix.
+    Raises UsageError if their names tell it, too, such as `hr/` and `lr/`; `stems` returns those of
+    files, in order, without suffix.
     """
     names = tree.filled()
-    if len(names) < 2 or not all(
-        name.lower() in _PERHAPS or _DOMAINS.fullmatch(name.lower()) for name in names
-    ):
-        return
-    first = set(stems(names[0]))
-    alike = len(first) > 1 and all(set(stems(name)) == first for name in names[1:])
+    doubtful = [n for n in names if n.lower() in _PERHAPS or _DOMAINS.fullmatch(n.lower())]
+    pair = len(names) == 2 and tree.what == IMAGE_FILES.many
+    if len(names) < 2 or (doubtful != names and not pair):
+        return []
+    alike = all(_are_equal(stems(names[0]), stems(name)) for name in names[1:])
+    if doubtful != names:
+        words = f"the files in {names[0]}/ and {names[1]}/ have the same names: if they are pairs"
+        return [f"{words}, not classes, give --fields {','.join(names)}"] * alike
     if not alike and not all(_DOMAINS.fullmatch(name.lower()) for name in names):
-        return
+        return []
     shown = ", ".join(f"{name}/" for name in names[:6])
     raise UsageError(
         f"the folders seem to hold different {tree.what} of the same samples, not classes",
@@ -188,6 +190,16 @@ def refuse_sides(tree: Tree, stems: Callable[[str], Collection[str]]) -> None:
         f" every sample, or --classes FILE if they are classes; or convert {tree.path(names[0])} by"
         " itself",
     )
+
+
+def _are_equal(names: Iterable[str], others: Iterable[str]) -> bool:
+    """Return whether all names are the same, and more than one; stops at the first difference."""
+    count = 0
+    for name, other in zip_longest(names, others):
+        if name != other:
+            return False
+        count += 1
+    return count > 1
 
 
 def field_of(folder: str) -> str:

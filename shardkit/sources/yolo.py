@@ -148,8 +148,8 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
         relative=True,
     )
     if absent := len(images) - len(paths):
-        some = f"{absent:,} of {len(images):,} images"
-        read.notes.append(f"{some} have no label file in {folder}, and thus no objects")
+        some = f"{absent:,} of {len(images):,}"
+        read.notes.append(f"images without a label file in {folder}, thus without objects: {some}")
     return read
 
 

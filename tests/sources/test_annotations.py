@@ -229,7 +229,7 @@ def test_one_folder_of_images_for_several_splits(tmp_path):
     put(tmp_path, {"annotations/val.json": coco_json([*val, train[0]])})
     error = refused(UsageError, "splits 'train' and 'val' overlap", opened, tmp_path)
     assert "000000.png" in str(error.found)
-    refused(UsageError, "several annotation files", opened, tmp_path, split="none")
+    refused(UsageError, "each has annotations of its own", opened, tmp_path, split="none")
 
 
 def test_a_json_file_is_read_in_any_order_and_form(tmp_path, monkeypatch):
@@ -476,6 +476,8 @@ def test_voc_splits_and_what_is_passed_over(tmp_path):
     assert sum(some.get("images of no split", 0) for some in ignored) == 1
     found = ignored[0] | ignored[1]
     assert found["folder SegmentationClass/"] == 1
+    masks = "the boxes are read, and not the masks in SegmentationClass/, which --fields image,mask"
+    assert any(masks in note for note in sources["test"].notes)
     assert found["other lists in ImageSets/Main"] == 2
     assert found["values of 'pose'"] > 0
     put(root, {"ImageSets/Main/test.txt": "000001\n"})

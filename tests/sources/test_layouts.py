@@ -642,6 +642,9 @@ def test_a_column_of_a_table_or_dataset_names_the_splits(tmp_path):
     assert error.found == "no value"
 
 
+PAIRED = {"cat": "12", "dog": "12"}
+
+
 @cases(
     "folders fields",
     ({"A": "12", "B": "12"}, "a b"),
@@ -655,7 +658,9 @@ def test_a_column_of_a_table_or_dataset_names_the_splits(tmp_path):
     ({"A": "123", "B": "12"}, None),
     ({"A": "12", "B": "34"}, "label"),  # letters, perhaps
     ({"A": "12", "B": "12", "C": "12"}, "label"),
-    ({"cat": "12", "dog": "12"}, "label"),
+    (PAIRED, "label"),
+    ({"cat": "12", "dog": "13"}, "label"),
+    ({"cat": "1", "dog": "1"}, "label"),
 )
 def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, fields):
     put(tmp_path, {f"{folder}/{stem}.png": None for folder, s in folders.items() for stem in s})
@@ -663,6 +668,8 @@ def test_folders_with_sides_of_pairs_are_no_classes(tmp_path, folders, fields):
         assert "--classes FILE" in str(refused(UsageError, "classes", open_sources, tmp_path).fix)
     elif fields == "label":
         assert one(tmp_path).classes == tuple(sorted(folders))
+        names = "the files in cat/ and dog/ have the same names: if they are pairs"
+        assert any(names in note for note in one(tmp_path).notes) == (folders == PAIRED)
     else:
         source = one(tmp_path)
         names = [set(stems) for stems in folders.values()]

@@ -61,9 +61,10 @@ def test_yolo_as_ultralytics_reads_it(tmp_path):
     for split, source in sources.items():
         assert_as_theirs(root, split, source)
         assert assert_painted(source)
-    assert f"3 of 9 images have no label file in {root / 'labels/train'}" in str(
-        sources["train"].notes
+    lacking = (
+        f"images without a label file in {root / 'labels/train'}, thus without objects: 3 of 9"
     )
+    assert lacking in sources["train"].notes
     result = verified(root, tmp_path / "out", "arrow")
     assert not result.ignored
     kinds = shardkit.open(tmp_path / "out/train").schema
