@@ -61,7 +61,8 @@ VIDEO = Kind("video", Video, (*VIDEO_SUFFIXES.items(),), "a video", "videos")
 ARRAYS = Kind("array", Array, (("npy", "npy"),), "an array", "arrays")
 _VOLUMES = (("dcm", "dicom"), ("dicom", "dicom"), ("nii", "nifti"), ("nii.gz", "nifti"))
 VOLUMES = Kind("array", Array, _VOLUMES, "a volume", "volumes")
-KINDS = (IMAGES, AUDIO, VIDEO, ARRAYS, VOLUMES)
+ARCHIVES = Kind("array", Array, (("npz", "npz"),), "an .npz file", ".npz files")
+KINDS = (IMAGES, AUDIO, VIDEO, ARRAYS, VOLUMES, ARCHIVES)
 SUFFIXES_OF: Mapping[type[FieldType], Mapping[str, str]] = {
     kind.type: dict(kind.suffixes) for kind in (IMAGES, AUDIO, VIDEO)
 }

@@ -1,4 +1,4 @@
-"""Volumes of medical imaging: DICOM files, read by pydicom, and NIfTI files, by nibabel.
+"""Files of arrays: DICOM, read by pydicom, NIfTI, by nibabel, and `.npz`.
 
 Values are those that are stored, without their slope and intercept, which are in the header.
 """
@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import io
 import math
+import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkit.codecs.array import load_array
 from shardkit.codecs.compression import COMPRESSED_BLOCK, decompressed
 from shardkit.errors import MissingLibraryError
 from shardkit.helpers.extras import extra
@@ -172,3 +175,27 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(each) for each in value]
     return value if isinstance(value, int) or math.isfinite(value) else None
+
+
+# --- .npz ----------------------------------------------------------------------------------------
+
+
+def read_archive(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of an `.npz` file by name. Raises ValueError for anything else."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            members = archive.infolist()
+            _check_bytes((sum(member.file_size for member in members) or 1,), 1)
+            if not members or not all(each.filename.endswith(".npy") for each in members):
+                raise ValueError("members other than arrays, or none")
+            found = {each.filename[:-4]: archive.read(each) for each in members}
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        RuntimeError,
+        EOFError,
+        OSError,
+        OverflowError,
+    ) as error:
+        raise ValueError(f"the .npz is damaged: {error}") from error
+    return {name: _in_order(load_array(value)) for name, value in found.items()}

@@ -104,7 +104,8 @@ class Reading:
             yield Item(document.name, read, size, document.original)
             number, size = number + 1, 0
             if number == self.limit:
-                return
+                break
+        ignored.update(stream.left_out())
 
 
 def _key(document: Document) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardkit.codecs.media import ARRAYS, IMAGES, Kind
+from shardkit.codecs.media import ARCHIVES, ARRAYS, IMAGES, Kind
 from shardkit.codecs.media import kind_by_name as media_by_name
 from shardkit.dataset.card import CARD, OUTSIDE, lists_files, shown_images, splits_of
 from shardkit.errors import DamagedError, FormatError, UsageError
@@ -134,7 +134,8 @@ def _media_among(
     names: Sequence[str], entries: Sequence[DirEntry], is_text: Callable[[str], bool]
 ) -> dict[str, Kind]:
     """The files in a folder that may be samples, without arrays that accompany another file."""
-    media = {name: kind for name in names if (kind := media_by_name(name))}
+    kinds = {name: media_by_name(name) for name in names}
+    media = {name: kind for name, kind in kinds.items() if kind and kind is not ARCHIVES}
     if ARRAYS in media.values():
         others = (e.name for e in entries if media_by_name(e.name) is not ARRAYS)
         beside = (name for name in others if media_by_name(name) or is_text(name))

@@ -103,6 +103,10 @@ class SourceInfo:
         """Return the sample without the fields that are not selected."""
         return {n: v for n, v in sample.items() if n == "__key__" or self.selection.has(n)}
 
+    def left_out(self) -> Mapping[str, int]:
+        """Return what was ignored in the samples that were read so far, as in `ignored`."""
+        return {}
+
     def tokenizer(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The manifest entry of the tokenizer that made the tokens, and its files by name."""
         return {}, {}
@@ -167,10 +171,6 @@ class Source(SourceInfo, ABC):
 
     def check_unchanged(self) -> None:
         """Raise SourceError if files changed since planning, unless reading samples detects it."""
-
-    def left_out(self) -> Mapping[str, int]:
-        """Return what was ignored in the samples that were read so far, as in `ignored`."""
-        return {}
 
     def documents(self) -> Iterator[Document]:
         """Yield all samples, in order."""

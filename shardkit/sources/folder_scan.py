@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shardkit.codecs.media import AUDIO, VOLUMES, Kind
+from shardkit.codecs.media import ARCHIVES, AUDIO, Kind
 from shardkit.dataset.card import check_images
 from shardkit.dataset.folders import media_of
-from shardkit.errors import UsageError
+from shardkit.errors import SourceError, UsageError
 from shardkit.helpers.mapped import pieces
 from shardkit.metadata.splits import KINDS
 from shardkit.sample import stem_of
-from shardkit.schema import FieldType, Image, Int, Schema
+from shardkit.schema import Image, Int, Schema
 from shardkit.sources.base import WHOLE
 from shardkit.sources.candidate import Candidate, Splits, no_images
 from shardkit.sources.file_table import odd_keys
@@ -47,7 +47,7 @@ from shardkit.sources.metadata import FILES as METADATA_FILES
 from shardkit.sources.metadata import GivenTable, Joined, add_columns, join
 from shardkit.sources.tables import Table
 from shardkit.sources.transcripts import TRANSCRIPTS, read_transcripts
-from shardkit.sources.volumes import VolumeFolder
+from shardkit.sources.volumes import FOLDERS
 from shardkit.storage.walk import DirEntry, Walk, kind_of_file, look, relative_to
 
 if TYPE_CHECKING:
@@ -250,7 +250,8 @@ class FolderScan:
         self.labelled = bool(self.class_folders) and not (
             "" in self.files.folders or one_folder or self.numbered
         )
-        self.notes: list[str] = []
+        note = "each .npz file is a sample; to take rows as samples, convert one file"
+        self.notes = [note] if media is ARCHIVES else []
         self.class_of: list[str] = []  # the class of each image, if not given by its folder
 
     def classes(self) -> list[str]:
@@ -322,8 +323,9 @@ class FolderScan:
         files, metadata = self.files, self.files.metadata
         if metadata is not None and "label" in metadata.schema:
             classes = None
-        made: type[ImageFolder] = VolumeFolder if self.media is VOLUMES else ImageFolder
-        fields: dict[str, FieldType] = {self.media.field: self.media.type(), **made.also}
+        made, root = FOLDERS.get(self.media, ImageFolder), file_path(self.root)
+        fields = made.fields_of(self.media, root, files)
+        own = {**fields}
         class_names = {} if metadata is None else metadata.class_names
         files.labels = [None] * len(files.folders)
         if classes is not None:
@@ -343,8 +345,14 @@ class FolderScan:
                 fields[sidecar.field] = type(sidecar.type)(optional=count < len(files.names))
         if metadata is not None:
             add_columns(fields, metadata)
-        root = file_path(self.root)
+        if taken := [name for name, kind in own.items() if fields[name] is not kind]:
+            raise SourceError(
+                f"the files have an array {taken[0]!r}, the name of another field",
+                path=self.root,
+                fix="rename it, or convert the folders of classes one by one",
+            )
         source = made(root, files, Schema(fields), class_names, self.media)
+        source.own = tuple(own)
         source.notes = (*self._unlabelled_notes(), *self.notes, *self._walk.notes)
         source.problems = self.problems
         source.ignored = dict(+self.ignored)

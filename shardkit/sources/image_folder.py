@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,6 @@ def sidecars_of(media: Kind) -> tuple[Sidecar, ...]:
 class ImageFolder(FileSource["Files"]):
     """The images below `root`."""
 
-    also: ClassVar[Mapping[str, FieldType]] = {}  # what a file becomes besides its main field
-
     def __init__(
         self,
         root: FilePath,
@@ -82,6 +80,7 @@ class ImageFolder(FileSource["Files"]):
         self.class_names = class_names
         self._labelled = "label" in schema and None not in files.labels
         self.media = media
+        self.own: Collection[str] = (media.field,)  # the fields that a file becomes
         self._heads = False  # whether images are read as `Head`
         self._rows: list[tuple[int, ...]] | None = None
 
@@ -96,7 +95,7 @@ class ImageFolder(FileSource["Files"]):
         key = self.key(index)
         try:
             sample: Sample = {"__key__": key}
-            if self.schema.keys() & {self.media.field, *self.also}:
+            if any(name in self.schema for name in self.own):
                 planned = Planned(time, inode, files.began)
                 path = below(self.root, name)
                 head = self._heads and self.media.type is Image
@@ -112,6 +111,11 @@ class ImageFolder(FileSource["Files"]):
             row = self._metadata(index, name, sample)
             sample.update({n: v for n, v in row.items() if n in self.schema})
         return sample
+
+    @classmethod
+    def fields_of(cls, media: Kind, root: FilePath, files: Files) -> dict[str, FieldType]:
+        """Return the fields that each file becomes."""
+        return {media.field: media.type()}
 
     def _fields(self, data: bytes, path: FilePath) -> dict[str, Any]:
         """Return the fields that a file becomes."""
@@ -163,7 +167,9 @@ class ImageFolder(FileSource["Files"]):
 
     def select(self, indices: Indices) -> ImageFolder:
         files = self.files.select(indices)
-        return type(self)(self.root, files, self.schema, self.class_names, self.media)
+        found = type(self)(self.root, files, self.schema, self.class_names, self.media)
+        found.own = self.own
+        return found
 
     def fingerprint(self) -> dict[str, str]:
         files = self.files

@@ -135,6 +135,9 @@ class _Several(SourceInfo):
         found = [m.source.tokenizer() for m in self.members if _may_hold_tokens(m.source)]
         return found[0] if found and all(one == found[0] for one in found) else ({}, {})
 
+    def left_out(self) -> Mapping[str, int]:
+        return sum((Counter(member.source.left_out()) for member in self.members), Counter())
+
     def _chosen(self, indices: Indices) -> tuple[list[Member], Indices]:
         """Return the members with only these samples, and the position of each sample in them."""
         member_of = np.searchsorted(self._starts, indices, side="right") - 1
@@ -162,9 +165,6 @@ class United(_Several, Source):
     def _at(self, index: int) -> tuple[Member, int]:
         number = bisect_right(self._starts, index) - 1
         return self.members[number], index - self._starts[number]
-
-    def left_out(self) -> Mapping[str, int]:
-        return sum((Counter(member.source.left_out()) for member in self.members), Counter())
 
     def select(self, indices: Indices) -> Source:
         members, positions = self._chosen(indices)

@@ -501,7 +501,7 @@ def test_damaged_and_odd_scans_are_errors_of_their_samples(tmp_path):
             if suffix == "dcm" and bad is good["nii"]:
                 assert read_volume(bad).values.shape == (4, 3, 2)  # by its first bytes
                 continue
-            refused(SampleError, "volume is damaged", convert, root, tmp_path / "out")
+            refused(SampleError, "file is damaged", convert, root, tmp_path / "out")
             error = refused(ValueError, words, read_volume, bad)
             assert error is not None
     for data in good.values():
@@ -532,3 +532,44 @@ def test_scans_beside_their_masks_are_no_classes_and_a_file_is_no_dataset(tmp_pa
         FormatError, "a single volume", convert, root / "imagesTr/a.nii", tmp_path / "o"
     )
     assert str(root / "imagesTr") in error.fix
+
+
+# --- folders of .npz -----------------------------------------------------------------------------
+def npz(**arrays: Any) -> bytes:
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def test_a_folder_of_npz_has_a_sample_for_each_file(tmp_path):
+    two = {"image": np.asfortranarray(VOLUME), "mask": VOLUME > 9}
+    root = put(tmp_path / "d", {f"{c}/{n}.npz": npz(**two) for c in ("cat", "dog") for n in (1, 2)})
+    put(root, {"dog/2.npz": npz(**two, spacing=np.ones(3))})
+    result = verified(root, tmp_path / "out")
+    assert result.ignored == {"array 'spacing' that the first file lacks": 1}
+    assert "each .npz file is a sample; to take rows as samples, convert one file" in result.notes
+    with shardkit.open(tmp_path / "out") as dataset:
+        assert list(dataset.schema) == ["image", "mask", "label"]
+        assert dataset[3]["__key__"] == "dog/2"
+        np.testing.assert_array_equal(dataset[3]["image"], VOLUME, strict=True)
+        np.testing.assert_array_equal(dataset[3]["mask"], VOLUME > 9, strict=True)
+    single = put(tmp_path / "s", {f"{n}.npz": npz(any=VOLUME + n) for n in (1, 2)})
+    assert dict(one(single).schema) == {"array": Array()}
+    np.testing.assert_array_equal(one(single)[1]["array"], VOLUME + 2, strict=True)
+    put(single, {"3.npz": npz(image=VOLUME, mask=VOLUME)})
+    error = refused(SampleError, "is damaged, or of a kind", convert, single, tmp_path / "other")
+    assert error.found == "no array 'array', which the first file has"
+
+
+def test_npz_that_may_be_rows_or_hide_a_label_or_are_damaged_are_refused(tmp_path):
+    rows = npz(x=np.zeros((9, 4)), y=np.zeros(9))
+    root = put(tmp_path / "rows", {f"{n}.npz": rows for n in (1, 2)})
+    refused(UsageError, "several files of arrays", opened, root)
+    named = {
+        f"{c}/{n}.npz": npz(image=VOLUME, label=np.ones(2)) for c in ("cat", "dog") for n in (1, 2)
+    }
+    refused(SourceError, "an array 'label'", opened, put(tmp_path / "label", named))
+    good = npz(a=VOLUME, b=VOLUME)
+    for number, bad in enumerate((good[:40], good[:-30], b"", npz(a=np.array([None])))):
+        root = put(tmp_path / f"{number}", {"1.npz": good, "2.npz": bad})
+        refused(SampleError, "is damaged, or of a kind", convert, root, tmp_path / "out")

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from shardkit.codecs.array import npy_header
-from shardkit.codecs.media import ARRAYS
+from shardkit.codecs.media import ARCHIVES, ARRAYS
 from shardkit.dataset.folders import Contents
 from shardkit.errors import ShardkitError, SourceError, UsageError
 from shardkit.formats.unsupported import CIFAR, HDF5, MNIST, NPZ, Kind, kind_of_file
 from shardkit.helpers import os_errors
 from shardkit.metadata.splits import in_order, split_of
-from shardkit.schema import Schema
+from shardkit.schema import Array, Schema
 from shardkit.sources.arrays import binary, npy
 from shardkit.sources.arrays.hdf5 import find_hdf5
 from shardkit.sources.arrays.rows import LABELS, ArraySource, Column, FileSpan, Found, split_in
@@ -34,6 +34,9 @@ def recognise(candidate: Candidate) -> Splits | None:
     """Return a file or folder of arrays. Raises UsageError if it is not clear what a sample is."""
     path, recipe = candidate.path, candidate.recipe
     found = candidate.contents if candidate.is_folder else None
+    if found is not None and _are_samples(path, found):
+        found.media[ARCHIVES] = len(found.unsupported.pop(NPZ))
+        return None  # `folder_scan` takes them
     told = _of_file(path) if found is None else _of_folder(path, found)
     if told is None:
         return None
@@ -125,6 +128,24 @@ def _of_folder(root: Path, found: Contents) -> Found | None:
     if kind in (MNIST, CIFAR):
         return binary.find_idx(root, names) if kind == MNIST else binary.find_cifar(root, names)
     return _of_files(root, names, _OF_FILE[kind]) if kind in _OF_FILE else None
+
+
+def _are_samples(root: Path, found: Contents) -> bool:
+    """Return whether a folder has several `.npz` files, each a sample, judging by one of them.
+
+    They are not if they are named after splits, or if a value for each row, such as a label, is
+    beside rows.
+    """
+    names = found.unsupported.get(NPZ, [])
+    others = len(found.unsupported) > 1 or found.media or found.shards
+    if len(names) < 2 or others or found.text_files > max(_TEXTS, len(names)):
+        return False
+    if all(split_of(name.rpartition("/")[2]) for name in names):
+        return False
+    arrays = npy.find_npz(root / min(names)).arrays.values()
+    rows = [array for array in arrays if not isinstance(array, ShardkitError)]
+    values = {len(each) for each in rows if not isinstance(each.kind, Array)}
+    return not any(isinstance(each.kind, Array) and len(each) in values for each in rows)
 
 
 def _columns(root: Path, count: int) -> Found | None:
