@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import simplejpeg
@@ -77,8 +77,8 @@ class Decoder:
         """`stream` is that in which results are written."""
         self._given = fields, device, stream
         self._lock = threading.Lock()
-        self._queue: SimpleQueue[weakref.ref[Decoding] | None] | None = None
-        self._process = 0
+        self._queue: _Queue = SimpleQueue()
+        self._process = 0  # in which the thread was started
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Decoder, self._given  # another process has a thread of its own
@@ -86,43 +86,65 @@ class Decoder:
     def decode(self, decoding: Decoding) -> None:
         """Begin to decode a batch, unless nothing refers to it any more when its turn comes."""
         with self._lock:
-            if self._queue is None or self._process != os.getpid():
+            if self._process != os.getpid():
                 self._start()
-            assert self._queue is not None
-            self._queue.put(weakref.ref(decoding))
+            if self.end.alive:
+                self._queue.put(weakref.ref(decoding))
+            else:
+                _abandon(decoding)
 
     def _start(self) -> None:
-        queue: SimpleQueue[weakref.ref[Decoding] | None] = SimpleQueue()
+        stopped = threading.Event()
+        self._queue, self._process = SimpleQueue(), os.getpid()
         # A daemon: at exit, the interpreter joins all others before it calls `_stop`.
         thread = threading.Thread(
-            target=_work, args=(queue, *self._given), name="shardkit decoder", daemon=True
+            target=_work, args=(self._queue, stopped, *self._given), daemon=True
         )
         thread.start()
-        self._queue, self._process = queue, os.getpid()
-        weakref.finalize(self, _stop, queue, thread)
+        self.end = weakref.finalize(self, _stop, self._queue, stopped, thread)
+        _decoders.add(self)
 
 
-def _stop(queue: SimpleQueue[Any], thread: threading.Thread) -> None:
+_Queue: TypeAlias = "SimpleQueue[weakref.ref[Decoding] | None]"
+_decoders: weakref.WeakSet[Decoder] = weakref.WeakSet()
+
+
+def stop() -> None:
+    """Stop decoding, at exit: before DALI, which was imported earlier, ends its pipelines."""
+    for decoder in list(_decoders):
+        decoder.end()
+
+
+def _stop(queue: _Queue, stopped: threading.Event, thread: threading.Thread) -> None:
+    stopped.set()
     queue.put(None)
     if thread is not threading.current_thread():  # a finalizer may run in any thread
         thread.join(_END_SECONDS)
 
 
-def _work(queue: SimpleQueue[weakref.ref[Decoding] | None], *given: Any) -> None:
-    """Decode batches as they come, several at a time, until None comes."""
-    pipeline, stopped = _Pipeline(*given), False
-    while not stopped:
+def _work(queue: _Queue, stopped: threading.Event, *given: Any) -> None:
+    """Decode batches as they come, several at a time."""
+    pipeline = _Pipeline(*given)
+    while not stopped.is_set():
         try:
             reference = queue.get(block=not pipeline.begun)
-            stopped = reference is None
-            decoding = None if reference is None else reference()
         except Empty:
             pipeline.finish()
             continue
+        decoding = None if reference is None else reference()
         if decoding is not None:
             pipeline.begin(decoding)
         del decoding  # or it would stay in memory until the next one
     pipeline.close()
+    while not queue.empty():
+        reference = queue.get()
+        decoding = None if reference is None else reference()
+        if decoding is not None:
+            _abandon(decoding)
+
+
+def _abandon(decoding: Decoding) -> None:
+    decoding.failure.set_exception(UsageError("no batch is decoded while the interpreter exits"))
 
 
 class _Pipeline:

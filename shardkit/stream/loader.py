@@ -398,11 +398,11 @@ _exiting = False
 
 @functools.cache
 def _watch_exit() -> None:
-    """Register `_exit`, after the first `weakref.finalize`: it must be called before those."""
-    atexit.register(_exit)
+    """Register `end_at_exit` after the first `weakref.finalize`, to be called before those."""
+    atexit.register(end_at_exit)
 
 
-def _exit() -> None:
+def end_at_exit() -> None:
     global _exiting  # noqa: PLW0603 - the interpreter exits once
     _exiting = True
     deadline = time.monotonic() + _END_SECONDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
 import math
 import os
@@ -10,7 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from traceback import walk_stack
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -25,8 +26,8 @@ from shardkit.errors import UsageError, warn
 from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
+from shardkit.stream import gpu_decoding, segments
 from shardkit.stream import loader as loading
-from shardkit.stream import segments
 from shardkit.stream.batch_sizes import PLAIN
 from shardkit.stream.batches import Allocate, Batch, BatchMaker, FinishedBatch
 from shardkit.stream.gpu_decoding import Decoder, Decoding, require_dali
@@ -308,6 +309,7 @@ class Loader(loading.Loader):
                     fix=f"leave {name}= out, or decode on the processor",
                 )
         require_dali()
+        _watch_exit()
         self._later = stream.transforms.for_batches()
         copies = None if self._copies is None else self._copies.stream
         self._decoder = Decoder(self._later.planned, self.device, copies)
@@ -397,6 +399,17 @@ class Loader(loading.Loader):
             for call in calls:
                 batch[name] = call.of_batch(batch[name])
         return batch
+
+
+@cache
+def _watch_exit() -> None:
+    atexit.register(_exit)
+
+
+def _exit() -> None:
+    """End decoding, but only after the threads that wait for it."""
+    loading.end_at_exit()
+    gpu_decoding.stop()
 
 
 def documents(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,6 +57,7 @@ from shardkit.transforms.steps import (
 Step = Transform | Callable[..., Any]
 
 _MEDIA: dict[type[FieldType], type[MediaJob]] = {Audio: AudioJob, Video: VideoJob}
+_OTHERS = "its transforms are not crops, resizes to one size, flips and Normalize"
 _STREAMS = 1 << 16  # random streams reserved per chain: more than it has steps
 
 
@@ -192,21 +193,19 @@ class Transforms:
         a batch. Raises UsageError if there is no such field.
         """
         made, reasons = copy.copy(self), []
-        made.chains, made.planned, made.after = [], {}, {}
-        for chain in self.chains:
-            without, calls = chain.without_calls()
-            image, direct = chain.fields[0], without.direct
+        made.chains, made.planned, made.after = [*self.chains], {}, {}
+        for number, chain in enumerate(self.chains):
+            image, (without, calls) = chain.fields[0], chain.without_calls()
+            direct = without.direct
             if not isinstance(self._schema[image], Image):
-                reason = "not encoded"
-            elif direct is None:
-                reason = "its transforms are not crops, resizes to one size, flips and Normalize"
-            else:
-                reason = _not_of_batches(chain.fields, calls)
-            if direct is not None and not reason:
-                made.planned[image], made.after[image] = direct, calls
-            elif isinstance(self._schema[image], Image):
+                continue
+            if direct is None:
+                reasons.append(f"{image!r}: {_OTHERS}")
+            elif reason := _not_of_batches(chain.fields, calls):
                 reasons.append(f"{image!r}: {reason}")
-            made.chains.append(chain if reason else without)
+            else:
+                made.chains[number] = without
+                made.planned[image], made.after[image] = direct, calls
         if not made.planned:
             raise UsageError(
                 'no field has images for decode="gpu"',

@@ -5,6 +5,7 @@ With `-m gpu`, on a GPU.
 
 import gc
 import re
+import subprocess
 import sys
 import threading
 
@@ -334,6 +335,35 @@ def test_threads_and_memory_end_with_the_loader(jpegs):
     gc.collect()
     assert threading.active_count() == before
     assert batch["image"].sum() > 0
+
+
+EXIT = """
+import sys, threading, time
+import shardkit
+from shardkit.stream import torch_loader
+torch_loader._DEVICES.append("cpu")
+path, device, how = sys.argv[1:]
+crop = {"image": [shardkit.RandomResizedCrop(224)]}
+loader = torch_loader.Loader(path, batch_size=8, transforms=crop, device=device, decode="gpu")
+def load():
+    while True:
+        for batch in loader:
+            pass
+iteration = iter(loader)
+next(iteration)
+if how == "in a thread":
+    threading.Thread(target=load, daemon=True).start()
+    time.sleep(0.3)
+"""
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("how", ["here", "in a thread"])
+def test_the_interpreter_exits_without_a_word_while_batches_are_decoded(jpegs, device, how):
+    command = [sys.executable, "-c", EXIT, jpegs, device, how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
 
 
 def test_batches_of_an_abandoned_iteration_are_not_decoded(jpegs, decoded):
