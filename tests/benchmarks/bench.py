@@ -26,6 +26,7 @@ same connection, whose workers are there. `same` tells whether the bytes are.
 
 import json
 import os
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,6 @@ from tests.benchmarks import harness
 from tests.benchmarks.harness import LOOPS, SHARDKIT, answer, called, fresh, script, timed
 from tests.benchmarks.harness import seconds_of as seconds
 from tests.conftest import files_of
-from tests.remote.process import ROOT
 
 CONTENDER = Path(__file__).with_name("contender.py")
 # Format -> its library in contender.py. We depend on the first two.
@@ -131,9 +131,9 @@ class Bench:
             pairs["tar + sync"] = "shardkit wds, command"
         return runs, pairs
 
-    def tar(self):
+    def tar(self, data=None):
         out = fresh(self.work / "photos.tar")
-        return timed(["tar", "cf", out, "-C", self.data, "."], ["sync", out])
+        return timed(["tar", "cf", out, "-C", data or self.data, "."], ["sync", out])
 
     def from_format_to_format(self):
         """From each format to the next, beside copying the source's shards and a sync."""
@@ -231,13 +231,21 @@ class Bench:
         return runs, {"ray": "local", "again": "local"}
 
     def start(self):
-        def convert():
-            out = fresh(self.work / "start")
-            words = ["convert", ROOT / "sample_data/images", "--to", "wds", "-o", out, "--quiet"]
-            return timed([*SHARDKIT, *words])
-
-        helped = partial(timed, [*SHARDKIT, "--help"])
-        return {"shardkit --help": helped, "shardkit convert sample_data/images": convert}, {}
+        """Few photos to many, with as many workers as shardkit likes, beside tar and a sync."""
+        runs, pairs = {"shardkit --help": partial(timed, [*SHARDKIT, "--help"])}, {}
+        photos = sorted(self.data.rglob("*.jpg"))
+        for count in (count for count in (32, 1000, 10_000, 50_000) if count <= len(photos)):
+            source = self.work / f"photos-{count}"
+            for photo in photos[:: len(photos) // count][:count] if not source.exists() else ():
+                copy = source / photo.relative_to(self.data)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(photo, copy)
+            words = [*SHARDKIT, "convert", source, "--to", "wds", "--quiet", "-o"]
+            ours, peer = f"shardkit, {count} photos", f"tar + sync, {count} photos"
+            runs[ours] = lambda words=words: timed([*words, fresh(self.work / "start")])
+            runs[peer] = partial(self.tar, source)
+            pairs[peer] = ours
+        return runs, pairs
 
     def store(self):
         """The photos as TARs, to load."""

@@ -69,7 +69,7 @@ def test_contenders_take_turns_and_medians_are_compared():
     ("what", "runs"),
     # Of both formats; wds as a command too, and the peers that are there: webdataset, lmdb, tar.
     [
-        *[("write", 6), ("convert", 4), ("verify", 4), ("images", 4), ("start", 2)],
+        *[("write", 6), ("convert", 4), ("verify", 4), ("images", 4), ("start", 3)],
         ("load", {"shardkit lmdb", "shardkit wds", "imagefolder", "webdataset", "datasets"}),
         *[("first", {"first batch"}), ("profile", {"profile=False", "profile=True"})],
         ("free", {"alone", "beside 1 threads", "beside 2 threads"}),
