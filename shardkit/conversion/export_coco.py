@@ -118,7 +118,8 @@ class CocoExport:
                     tables["captions"].add(one.image["id"], {"caption": caption})
                 yield one.size, one.renamed
             for name, table in tables.items():
-                table.end(images, self._categories() if name == "instances" else [])
+                # pycocotools looks up categories of captions, too, if the file lists any.
+                table.end(images, self._categories() if name == "instances" else None)
         if turned:
             self.notes.append(
                 f"images with an EXIF orientation: {turned:,}; boxes are on the image as stored"
@@ -220,10 +221,12 @@ class _Table:
         self._count += 1
         self._file.write((comma + _json({"id": self._count, "image_id": image, **entry})).encode())
 
-    def end(self, images: list[str], categories: list[dict[str, Any]]) -> None:
+    def end(self, images: list[str], categories: list[dict[str, Any]] | None) -> None:
         self._file.write(b'\n],\n"images": [\n', ",\n".join(images).encode())
-        kinds = ",\n".join(map(_json, categories))
-        self._file.write(f'\n],\n"categories": [\n{kinds}\n]}}\n'.encode())
+        if categories is not None:
+            kinds = ",\n".join(map(_json, categories))
+            self._file.write(f'\n],\n"categories": [\n{kinds}'.encode())
+        self._file.write(b"\n]}\n")
 
 
 def _twice(image: dict[str, Any]) -> SampleError:
