@@ -25,6 +25,7 @@ from shardkit.options import MAX_PIXELS
 from shardkit.schema import FieldType, Json, holds_keypoints
 
 _Edges = tuple[Points, Points]  # lowest and highest x, y
+_Steps = npt.NDArray[np.int64]  # fine coordinates
 
 SEGMENTATION, KEYPOINTS = "segmentation", "keypoints"
 SHAPES = (SEGMENTATION, KEYPOINTS)
@@ -32,7 +33,7 @@ _DIGITS = 3  # decimals of polygons that were moved
 _FINE = 5  # steps per pixel of an outline, as in COCO's own library
 _FARTHEST = 1 << 28  # coordinate beyond which an outline is cut off
 _CROSSINGS = 1 << 22  # most columns that an outline crosses, counted each time
-_MOST = 1 << 32  # bytes of the masks of one image
+_MOST = 1 << 32  # pixels of all masks of one image
 
 
 class SegmentationError(NotAnImageError):
@@ -102,15 +103,14 @@ def masks(segmentation: Sequence[Any], height: int, width: int) -> npt.NDArray[n
         raise UsageError("height and width are numbers of pixels", found=f"{height!r}, {width!r}")
     try:
         objects = _objects(segmentation)
-        if height * width > MAX_PIXELS or len(objects) * height * width > _MOST:
-            raise SegmentationError(f"{len(objects):,} masks of {width:,} x {height:,} pixels")
+        _check_pixels(len(objects), (width, height))
         made = np.zeros((len(objects), height, width), np.uint8)
         for number, one in enumerate(objects):
             if isinstance(one, dict):
                 made[number] = _decoded(one, (width, height))
             else:
                 for polygon in _polygons(one or []):
-                    made[number] |= _filled(polygon, height, width)
+                    _fill(made[number], polygon)
     except ValueError as error:
         raise UsageError(
             SegmentationError.what,
@@ -119,6 +119,12 @@ def masks(segmentation: Sequence[Any], height: int, width: int) -> npt.NDArray[n
             fix="give the size of the image to which it belongs",
         ) from error
     return made
+
+
+def _check_pixels(count: int, size: tuple[int, int]) -> None:
+    """Raise SegmentationError for masks that would take too much memory, or time."""
+    if size[0] * size[1] > MAX_PIXELS or count * size[0] * size[1] > _MOST:
+        raise SegmentationError(f"{count:,} masks of {size[0]:,} x {size[1]:,} pixels")
 
 
 def _objects(value: Any) -> list[Any]:
@@ -137,19 +143,21 @@ def _decoded(value: dict[str, Any], size: tuple[int, int]) -> rle.Mask:
     return mask
 
 
-def _filled(polygon: Points, height: int, width: int) -> rle.Mask:
-    """Return the pixels inside of a polygon: in each column, those below an odd number of edges."""
-    if not len(polygon):
-        return np.zeros((height, width), np.uint8)
+def _fill(mask: rle.Mask, polygon: Points) -> None:
+    """Fill a polygon: in each column the pixels below an odd number of edges."""
+    height, width = mask.shape
     columns, rows = _crossings(polygon, width)
+    if not len(columns):
+        return
     high = np.ceil(((rows + 0.5) / _FINE - 0.5).clip(0, height)).astype(np.int64)
-    # A crossing below the last row counts for the next column, as in COCO's runs.
-    turns = np.bincount(columns * height + high, minlength=height * width)[: height * width]
-    inside: rle.Mask = (turns.cumsum() & 1).astype(np.uint8).reshape(width, height).T
-    return inside
+    first, count = columns.min(), np.ptp(columns) + 1
+    places = (columns - first) * (height + 1) + high
+    turns = np.bincount(places, minlength=count * (height + 1)).reshape(count, height + 1)
+    inside = turns[:, :height].cumsum(axis=1).T & 1
+    mask[:, first : first + count] |= inside.astype(np.uint8)
 
 
-def _crossings(polygon: Points, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _crossings(polygon: Points, width: int) -> tuple[_Steps, _Steps]:
     """Return where the outline crosses the middle of a column: columns, and rows in fine steps.
 
     An edge is drawn in steps of a fifth of a pixel along its longer side, as in `rleFrPoly` of
@@ -169,20 +177,29 @@ def _crossings(polygon: Points, width: int) -> tuple[npt.NDArray[np.int64], npt.
         raise SegmentationError(f"an outline that crosses {counts.sum():,} columns of pixels")
     edge = np.repeat(np.arange(len(ends)), counts)
     column = np.arange(len(edge)) - np.repeat(counts.cumsum() - counts, counts) + first[edge]
-    (x0, y0), (x1, y1) = ends[edge, 0].T, ends[edge, 1].T
-    row = np.empty(len(edge), np.int64)
-    step = _FINE * column + 2
-    one = flat[edge]
-    slope = (y1 - y0)[one] / (x1 - x0)[one]
-    at = (step - x0)[one]
-    near, far = (np.trunc(y0[one] + slope * t + 0.5) for t in (at, at + 1))
-    row[one] = np.minimum(near, far)
-    x0, y0, step, slope = x0[~one], y0[~one], step[~one], (x1 - x0)[~one] / (y1 - y0)[~one]
-    at = np.floor((step + 0.5 - x0) / slope) - 1  # the first step beyond, or up to two before it
+    row, is_flat = np.empty(len(edge), np.int64), flat[edge]
+    for wanted, rows_of in ((is_flat, _rows_on_flat), (~is_flat, _rows_on_steep)):
+        row[wanted] = rows_of(ends[edge[wanted]], _FINE * column[wanted] + 2)
+    return column, row
+
+
+def _rows_on_flat(ends: _Steps, step: _Steps) -> Points:
+    """Return the upper row of edges at a step of x and the next one."""
+    (x0, y0), (x1, y1) = ends[:, 0].T, ends[:, 1].T
+    slope, at = (y1 - y0) / (x1 - x0), step - x0
+    found: Points = np.trunc(y0 + slope * np.stack([at, at + 1]) + 0.5).min(axis=0)
+    return found
+
+
+def _rows_on_steep(ends: _Steps, step: _Steps) -> Points:
+    """Return the last row before edges get from a step of x to the next one, or back."""
+    (x0, y0), (x1, y1) = ends[:, 0].T, ends[:, 1].T
+    slope = (x1 - x0) / (y1 - y0)
+    at = np.floor((step + 0.5 - x0) / slope) - 1  # rounding decides which of the next three
     for _ in range(3):
         at += (x0 + slope * at + 0.5 >= step + 1) != (slope > 0)
-    row[~one] = y0 + at.astype(np.int64) - 1
-    return column, row
+    found: Points = y0 + at - 1
+    return found
 
 
 def scaled_shapes(sample: Mapping[str, Any], size: tuple[int, int]) -> dict[str, Any]:
@@ -210,7 +227,12 @@ def moved_shapes(
         turned = turned_points(given, orientation, size)
         return turned if window is None else _points_in(turned, window)
 
+    count = 0
+
     def mask(value: dict[str, Any]) -> dict[str, Any]:
+        nonlocal count
+        count += 1
+        _check_pixels(count, size)
         turned = _turned_mask(_decoded(value, size), orientation)
         return rle.encode(turned if window is None else cut_mask(turned, window), value)
 

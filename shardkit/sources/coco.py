@@ -76,6 +76,7 @@ class _Instances:
         self._keypoints: dict[int, array[float]] = {}  # by object
         self._point_names: set[tuple[str, ...]] = set()
         self._captions: dict[int, list[str]] = {}  # by image
+        self._rle: dict[int, list[int]] = {}  # height and width of segmentation as RLE, by object
         self._wrong: dict[int, str] = {}  # what is wrong with an object
         self._objects: dict[int, int] = {}  # object by id, for files beside
         self._ignored: Counter[str] = Counter()
@@ -147,6 +148,8 @@ class _Instances:
             text = "null" if value is None else JsonText.of(value)
         except ValueError as error:
             self._wrong[one], text = f"has no segmentation, but {error}", "null"
+        if isinstance(value, dict) and one not in self._wrong:
+            self._rle[one] = value["size"]
         self._segmentation.append(text)
 
     def _add_keypoints(self, one: int, values: Any) -> None:
@@ -228,6 +231,10 @@ class _Instances:
         )
         self._add_shapes(read, there)
         self._give_captions(read, images)
+        for one, (height, width) in self._rle.items():
+            size = read.sizes[of[one]].tolist() if of[one] >= 0 else [0, 0]
+            if any(size) and size != [width, height]:
+                self._wrong[one] = f"has RLE of {width} x {height} pixels, not those of its image"
         read.bad = {int(of[one]): self._error(one) for one in self._wrong if of[one] >= 0}
         ids = list(self._images)
         if all(type(ids[number]) is int and abs(ids[number]) < 2**63 for number in self._files):

@@ -71,5 +71,11 @@ def test_masks_and_outlines_have_bounds(monkeypatch):
     assert shardkit.masks([far], 9, 7)[0].sum(axis=1).tolist() == [7] * 5 + [0] * 4
     error = refused(UsageError, None, shardkit.masks, [None], 1 << 20, 1 << 20)
     assert "1 masks of 1,048,576 x 1,048,576" in str(error.found)
+    square = {"size": [2, 2], "counts": [4]}
+    monkeypatch.setattr(shapes, "_MOST", 9)
+    sample = {"segmentation": [square] * 2}
+    assert shapes.moved_shapes(sample, 6, (2, 2)) == sample
+    with pytest.raises(shapes.SegmentationError, match="3 masks of 2 x 2 pixels"):
+        shapes.moved_shapes({"segmentation": [square] * 3}, 6, (2, 2))
     monkeypatch.setattr(shapes, "_CROSSINGS", 8)
     refused(UsageError, None, shardkit.masks, [[[0, 0, 9, 0, 0, 9]]], 9, 9)

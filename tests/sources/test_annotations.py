@@ -165,6 +165,7 @@ def test_keypoints_or_captions_alone(tmp_path):
     ({"segmentation": {"counts": [4]}}, "its size is None"),
     ({"segmentation": {"size": [2, 2], "counts": [3]}}, "do not add up to 2 x 2"),
     ({"segmentation": {"size": [1 << 20, 1 << 20], "counts": [3]}}, "1048576 x 1048576 pixels"),
+    ({"segmentation": {"size": [2, 2], "counts": [4]}}, "has RLE of 2 x 2 pixels, not those of"),
     ({"segmentation": {"size": [2, 2], "counts": "é"}}, "not compressed RLE"),
     ({"keypoints": [1, 2]}, "not x, y and visibility"),
     ({"keypoints": [1, 2, float("nan")]}, "not x, y and visibility"),
