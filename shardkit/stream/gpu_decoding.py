@@ -164,6 +164,7 @@ class _Pipeline:
         try:
             if not any(isinstance(v, Planned) for rows in decoding.rows.values() for v in rows):
                 self._write(decoding, None)
+                decoding.failure.set_result("")
                 return
             while self.begun and (len(decoding) > self._most or len(self.begun) >= _DEPTH):
                 self.finish()
@@ -174,6 +175,7 @@ class _Pipeline:
             self.begun.append(decoding)
         except BaseException as error:
             decoding.failure.set_exception(error)
+            self._restart()
 
     def finish(self) -> None:
         """Wait for the batch that was begun first."""
@@ -181,13 +183,19 @@ class _Pipeline:
         try:
             self._write(decoding, self._made.share_outputs(self._stream))
             self._made.release_outputs()
-        except RuntimeError as error:  # a damaged image; no batch in the pipeline is left
-            begun, self.begun, self._made = self.begun, deque(), None
+            decoding.failure.set_result("")
+        except RuntimeError as error:  # a damaged image
             decoding.failure.set_result(str(error) or repr(error))
-            for other in begun:
-                self.begin(other)
+            self._restart()
         except BaseException as error:
             decoding.failure.set_exception(error)
+            self._restart()
+
+    def _restart(self) -> None:
+        """Make the pipeline again, for the batches in it: none is left after a failure."""
+        begun, self.begun, self._made = self.begun, deque(), None
+        for decoding in begun:
+            self.begin(decoding)
 
     def close(self) -> None:
         """Give memory back."""
@@ -249,7 +257,6 @@ class _Pipeline:
                 decoding.images[name] = made
         if self._stream is not None:
             self._stream.synchronize()
-        decoding.failure.set_result("")
 
 
 def _pipeline(fields: Mapping[str, Direct], most: int, device: torch.device) -> Any:
