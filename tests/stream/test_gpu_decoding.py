@@ -3,6 +3,7 @@
 With `-m gpu`, on a GPU.
 """
 
+import functools
 import gc
 import re
 import subprocess
@@ -32,9 +33,13 @@ NORMALIZE = shardkit.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 SIZES = [(160, 120), (97, 131), (200, 80), (64, 64), (241, 176), (48, 48)]
 
 
+@functools.cache
+def photo(number):
+    return PIL.Image.fromarray(photo_like(number, *SIZES[number % len(SIZES)]))
+
+
 def jpeg(number, mode="RGB", **options):
-    pixels = PIL.Image.fromarray(photo_like(number, *SIZES[number % len(SIZES)]))
-    return encoded(pixels.convert(mode), "JPEG", **{"quality": 90, **options})
+    return encoded(photo(number).convert(mode), "JPEG", **{"quality": 90, **options})
 
 
 def write_jpegs(out, count=37, **others):
@@ -216,11 +221,9 @@ def test_several_fields_of_images_and_what_is_on_them(tmp_path, decoded):
     kinds = {"image": Image(), "other": Image(), "mask": Image(), "boxes": Array("<f4", (None, 4))}
     made = []
     for number in range(10):
-        size = SIZES[number % len(SIZES)]
-        mask = PIL.Image.fromarray(photo_like(number, *size)).convert("L")
+        mask = encoded(photo(number).convert("L"), "PNG")
         other = jpeg(number + 1, "L")
-        made.append({"image": jpeg(number), "other": other, "boxes": boxes})
-        made[-1]["mask"] = encoded(mask, "PNG")
+        made.append({"image": jpeg(number), "other": other, "mask": mask, "boxes": boxes})
     path = write(tmp_path / "out", "wds", kinds, made)
     small = [shardkit.Resize(20), shardkit.CenterCrop(16), NORMALIZE]
     transforms = {("image", "mask", "boxes"): CROP, "other": small}
