@@ -211,7 +211,7 @@ def test_tokens_are_decoded(tmp_path, format):
         source, format, tmp_path / "out", text=shardkit.TextOptions(**options), workers=0
     )
     shown = run("head", tmp_path / "out").stdout
-    assert "uint16 (3,): 3, 1, 4; as text: w3 w1 w4 \n" in shown
+    assert "uint16 (3,): 3, 1, 4; as text: w3 w1 w4\n" in shown
     assert " w31... " in " ".join(shown.split())
     assert "w3 w1 w4" in run("inspect", tmp_path / "out").stdout
     lines = run("head", tmp_path / "out", "--json").stdout.splitlines()
@@ -233,7 +233,7 @@ def test_what_is_learned_of_conversations_is_shown(tmp_path):
     text = shardkit.TextOptions(tokenizer=tmp_path / "words.json", chat_template=template)
     shardkit.convert(source, "wds", tmp_path / "out", text=text, workers=0)
     shown = run("head", tmp_path / "out").stdout
-    assert "; learned: 4 of 14 tokens | w3 w13 | w3 w13 \n" in shown
+    assert "; learned: 4 of 14 tokens | w3 w13 | w3 w13\n" in shown
     shown = on_terminal("cat", tmp_path / "out", 0)
     assert "\r\n  learned: 4 of 14 tokens\r\n  w3 w13\r\n  w3 w13" in shown
     # A mask of something else is an array like any other.

@@ -14,6 +14,7 @@ _SHORT = {1: "B", 3: "H", 4: "I", 16: "Q"}  # the types of whole numbers in dire
 _LISTED = 1 << 10  # numbers of a tag that are read
 _SUBFILE, _WIDTH, _HEIGHT, _BITS, _COLOUR, _ORIENTATION = 254, 256, 257, 258, 262, 274
 _SAMPLES, _EXTRA, _SAMPLE_FORMAT = 277, 338, 339
+_GEO_KEYS = 34735
 _OFFSETS = (273, 324)  # of strips, of tiles
 _REDUCED = 1  # a bit of _SUBFILE: a smaller version of another page
 _PALETTE, _CMYK = 3, 5
@@ -57,6 +58,11 @@ def pages(data: bytes, most: int = MAX_PAGES) -> list[Page]:
     if not found:
         raise struct.error
     return found
+
+
+def is_georeferenced(data: bytes) -> bool:
+    """Return whether a TIFF has the coordinates of its pixels on the earth, as GeoTIFF does."""
+    return _GEO_KEYS in next(_directories(data), {})
 
 
 def _page(number: int, tags: dict[int, tuple[int, ...]]) -> Page:

@@ -18,6 +18,7 @@ from shardkit.codecs.header import Header
 from shardkit.codecs.image import NotAnImageError, is_mask_name, unusable
 from shardkit.codecs.media import guessed_schema
 from shardkit.codecs.shapes import SEGMENTATION, kept_rows, moved_shapes
+from shardkit.codecs.tiff import is_georeferenced
 from shardkit.codecs.window import Pixels
 from shardkit.errors import SampleError, UsageError
 from shardkit.options import ImageOptions
@@ -124,6 +125,10 @@ class ImageSteps:
             value, done = self._steps.stored(image, pixels)
         size = int(value.nbytes) if isinstance(value, np.ndarray) else len(value)
         shaped.images.update({done: 1, "bytes in": len(image.data), "bytes out": size})
+        if image.reasons and image.header.format == "tiff" and is_georeferenced(image.data):
+            shaped.ignored[
+                "GeoTIFFs whose tags (coordinates, ...) are lost, as they are re-encoded"
+            ] += 1
         shaped.reasons.update(reason for reason in image.reasons if reason != RESIZED)
         return value
 

@@ -98,6 +98,22 @@ def test_what_would_be_left_out_is_counted(tmp_path):
     assert stats["fields"]["image"]["formats"] == expected
 
 
+def test_coordinates_of_a_geotiff_stay_in_its_file_or_are_counted_as_lost(tmp_path):
+    keys = [(34735, 3, 4, (1, 1, 0, 0), True), (33550, 12, 3, (10.0, 10.0, 0.0), True)]
+    earth = written(noise("uint8", 8, 9, 3), extratags=keys)
+    rows = [{"image": data} for data in (earth, written(noise("uint8", 8, 9, 3)), earth)]
+    options = {"schema": {"image": shardkit.Image()}, "workers": 0}
+    done = shardkit.convert(rows, "wds", tmp_path / "kept", **options)
+    assert done.ignored == {}
+    assert shardkit.open(tmp_path / "kept")[0]["image"] == earth
+    done = shardkit.convert(rows, "wds", tmp_path / "small", resize=4, **options)
+    assert done.ignored == {
+        "GeoTIFFs whose tags (coordinates, ...) are lost, as they are re-encoded": 2
+    }
+    done = shardkit.convert(rows, "beton", tmp_path / "a.beton", **options)
+    assert done.splits[""].encoded == {"GeoTIFF without its tags": 2, "tiff": 1}
+
+
 # --- as stored -----------------------------------------------------------------------------------
 
 

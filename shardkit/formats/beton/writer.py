@@ -27,6 +27,7 @@ from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, TooDeepError, check_end, unusable
 from shardkit.codecs.jpeg import with_huffman_tables
 from shardkit.codecs.media import format_as
+from shardkit.codecs.tiff import is_georeferenced
 from shardkit.errors import DamagedError
 from shardkit.formats.base import KEY, ShardSpec, ShardWriter, key_bytes, not_stored, too_large
 from shardkit.formats.beton import layout
@@ -349,6 +350,8 @@ def _reason(header: Header, value: bytes) -> str:
     """Why an image cannot be stored unchanged; "" for a plain JPEG."""
     if header.format != "jpeg":
         kind = _PORTABLE.get(value[:2]) or header.format
+        if kind == "tiff" and is_georeferenced(value):
+            kind = "GeoTIFF without its tags"
         return _LOST.get(header.oddity, "{}").format(kind)
     oddity = "rotated" if header.orientation != 1 else ""
     return f"{header.oddity or oddity} jpeg" if header.oddity or oddity else ""
