@@ -30,6 +30,7 @@ from shardkit.transforms.chain import Chain, Job, MediaJob, Output, Stage
 from shardkit.transforms.direct import Direct, Planned
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.functions import NAMES, VALUE
+from shardkit.transforms.labels import MultiHot
 from shardkit.transforms.media import AudioJob, VideoJob
 from shardkit.transforms.on_image import (
     IMAGE,
@@ -301,7 +302,7 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
 def _steps(given: Any, steps: Any) -> list[Step]:
     made = _listed(steps)
     for step in made:
-        is_class = isinstance(step, type) and issubclass(step, Transform)
+        is_class = isinstance(step, type) and issubclass(step, Transform | MultiHot)
         if is_class or not (isinstance(step, Transform) or callable(step)):
             expected = "an instance of one of shardkit's, or a function"
             raise UsageError(f"invalid transform of {given!r}", found=repr(step), expected=expected)

@@ -307,6 +307,7 @@ def test_a_sample_that_failed_or_lacks_its_field_or_whose_sizes_differ_goes_no_f
     ({"image": CROP, ("image", "mask"): CROP}, "'image' has transforms in two places"),
     ({"image": []}, "no transform for 'image'"),
     ({"image": RandomResizedCrop}, "invalid transform of 'image'"),
+    ({"tokens": MultiHot}, "invalid transform of 'tokens'"),
     ({"image": [CROP, 3]}, "invalid transform of 'image'"),
     ({"image": "crop"}, "invalid transform of 'image'"),
     ({"text": CROP}, r"RandomResizedCrop\(24\) is for images, but field 'text' has none"),
