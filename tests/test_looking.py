@@ -239,7 +239,7 @@ def test_what_is_learned_of_conversations_is_shown(tmp_path):
     # A mask of something else is an array like any other.
     data = write(tmp_path / "x", [{"__key__": "a", "loss_mask": np.ones(2, bool)}],
                  {"loss_mask": Array("|b1", (2,))})  # fmt: skip
-    assert "bool (2,): True, True \n" in run("head", data).stdout
+    assert "bool (2,): True, True\n" in run("head", data).stdout
 
 
 def test_a_damaged_sample_is_named_and_others_are_shown(tmp_path):
