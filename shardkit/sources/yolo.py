@@ -1,19 +1,24 @@
 """YOLO's labels: a text file per image with a line per object, and `data.yaml` with the classes.
 
 Coordinates are shares of the image's width and height. As in Ultralytics, an image without a label
-file has no objects, a line that repeats is one object, and the image is upright.
+file has no objects, a line that repeats is one object, and the image is upright. A line has the
+class, and then x, y, width, height; or the corners of a polygon, which four of an oriented box are,
+too; or, if `data.yaml` has `kpt_shape`, x, y, width, height and keypoints.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION
 from shardkit.errors import SampleError, SourceError
 from shardkit.helpers import os_errors
 from shardkit.helpers.yaml import parse_yaml
@@ -25,7 +30,9 @@ CONFIGS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
 _SPLITS = ("train", "val", "test")
 _MAX_BYTES = 1 << 22  # maximum size of one file
 _MAX_CLASSES = 100_000  # maximum number without names
+_MAX_POINTS = 1000  # keypoints of an object
 _BEYOND = 0.01  # how far coordinates may be outside of 0 to 1, as in Ultralytics
+_VISIBLE = 2.0  # COCO's visibility of keypoints whose lines have none
 
 
 class Config(NamedTuple):
@@ -33,6 +40,8 @@ class Config(NamedTuple):
 
     names: tuple[str, ...]  # of the classes; empty: only their numbers are known
     paths: Mapping[str, str] = MappingProxyType({})  # of the images, a folder or list, by split
+    points: tuple[int, int] | None = None  # keypoints of an object, and numbers of each: 2 or 3
+    point_names: tuple[str, ...] = ()
 
 
 def read_config(path: Path) -> Config | None:
@@ -48,7 +57,8 @@ def read_config(path: Path) -> Config | None:
         names = _names(found["names"])
         if "nc" in found and found["nc"] != len(names):
             raise ValueError(f"nc is {found['nc']!r:.20}, but there are {len(names)} names")
-        return Config(names, {s: _path(s, found[s]) for s in _SPLITS if found.get(s)})
+        paths = {s: _path(s, found[s]) for s in _SPLITS if found.get(s)}
+        return Config(names, paths, *_points(found))
     except ValueError as error:
         raise SourceError(
             f"the description of a YOLO dataset is damaged: {error}",
@@ -76,6 +86,23 @@ def _names(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _points(found: Mapping[str, Any]) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
+    """Return the shape of keypoints, and the names that all classes have for them."""
+    shape = found.get("kpt_shape")
+    if shape is None:
+        return None, ()
+    whole = isinstance(shape, list) and [*map(type, shape)] == [int, int]
+    if not whole or not 0 < shape[0] <= _MAX_POINTS or shape[1] not in (2, 3):
+        raise ValueError(f"kpt_shape is {shape!r:.40} instead of [number of keypoints, 2 or 3]")
+    given = found.get("kpt_names")
+    every = {
+        tuple(map(str, names))
+        for names in (given.values() if isinstance(given, dict) else [])
+        if isinstance(names, list) and len(names) == shape[0]
+    }
+    return (shape[0], shape[1]), every.pop() if len(every) == 1 else ()
+
+
 def _path(split: str, given: Any) -> str:
     if isinstance(given, list) and len(given) == 1:
         given = given[0]
@@ -97,6 +124,8 @@ def labels_of(images: str) -> str | None:
 class _Object(NamedTuple):
     kind: int
     box: tuple[float, ...]  # x0, y0, x1, y1
+    polygon: tuple[float, ...] = ()  # x, y, ...
+    points: tuple[float, ...] = ()  # x, y, visibility, ...
 
 
 def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: bool) -> Read:
@@ -113,7 +142,11 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
     there, wanted = {*files}, {*labels}
     paths = {n: folder / label for n, label in enumerate(labels) if label in there}
     expected = "lines of a class and x, y, width, height as shares of the image's size"
-    parsed = read_files([*paths.values()], _objects, _MAX_BYTES, "labels", expected)
+    expected += ", or of a class and a polygon"
+    if config.points:
+        expected = f"lines of {_length(config.points)} numbers: a class, a box and keypoints"
+    parse = partial(_objects, points=config.points)
+    parsed = read_files([*paths.values()], parse, _MAX_BYTES, "labels", expected)
     found, bad, ignored = dict[int, list[_Object]](), dict[int, SampleError](), Counter[str]()
     for number, objects in zip(paths, parsed, strict=True):
         if isinstance(objects, SampleError):
@@ -141,35 +174,85 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
         of,
         kinds,
         names,
-        {},
+        _shapes(objects, config.points),
         lambda number: {"path": paths[int(of[number])]},
         bad=bad,
         ignored=+ignored,
         relative=True,
     )
+    if config.points:
+        read.keypoints = config.point_names or tuple(map(str, range(config.points[0])))
     if absent := len(images) - len(paths):
         some = f"{absent:,} of {len(images):,}"
         read.notes.append(f"images without a label file in {folder}, thus without objects: {some}")
     return read
 
 
-def _objects(data: bytes) -> list[_Object]:
+def _shapes(objects: Sequence[_Object], points: tuple[int, int] | None) -> dict[str, Any]:
+    """Return the columns of polygons and keypoints, if there are any."""
+    made: dict[str, Any] = {}
+    if any(one.polygon for one in objects):
+        texts = [json.dumps([one.polygon]) if one.polygon else "null" for one in objects]
+        made[SEGMENTATION] = np.array(texts, object)
+    if points:
+        every = [one.points for one in objects]
+        made[KEYPOINTS] = np.array(every, np.float32).reshape(len(objects), points[0], 3)
+    return made
+
+
+def _length(points: tuple[int, int]) -> int:
+    return 5 + points[0] * points[1]
+
+
+def _objects(data: bytes, points: tuple[int, int] | None) -> list[_Object]:
     """Parse a file. Raises ValueError."""
     lines = enumerate(data.decode("utf-8-sig").splitlines(), 1)
-    return [_object(number, line) for number, line in lines if line.strip()]
+    return [_object(number, line, points) for number, line in lines if line.strip()]
 
 
-def _object(line: int, text: str) -> _Object:
+def _object(line: int, text: str, points: tuple[int, int] | None) -> _Object:
     """Parse a line. Raises ValueError."""
     try:
         kind, *values = map(float, text.split())
     except ValueError as error:
         raise ValueError(f"line {line} is not a list of numbers") from error
-    if len(values) != 4:
-        raise ValueError(f"line {line} has {1 + len(values)} numbers")
+    corners = len(values) >= 6 and len(values) % 2 == 0
+    if 1 + len(values) != _length(points) if points else not (len(values) == 4 or corners):
+        poses = "" if points or len(values) < 6 else ": poses need kpt_shape in data.yaml"
+        raise ValueError(f"line {line} has {1 + len(values)} numbers{poses}")
     if not kind.is_integer() or abs(kind) >= 2**31:
         raise ValueError(f"line {line} begins with {kind:g} instead of the number of a class")
+    if points:
+        found = _keypoints(line, values[4:], points[1])
+        return _Object(int(kind), _box(line, values[:4]), points=found)
+    if len(values) == 4:
+        return _Object(int(kind), _box(line, values))
+    _check_shares(line, values)
+    x, y = values[::2], values[1::2]
+    return _Object(int(kind), (min(x), min(y), max(x), max(y)), tuple(values))
+
+
+def _box(line: int, values: Sequence[float]) -> tuple[float, ...]:
+    _check_shares(line, values)
+    x, y, width, height = values
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _check_shares(line: int, values: Sequence[float]) -> None:
     if wrong := [v for v in values if not -_BEYOND <= v <= 1 + _BEYOND]:
         raise ValueError(f"line {line} has {wrong[0]:g}, which is not a share of the image's size")
-    x, y, width, height = values
-    return _Object(int(kind), (x - width / 2, y - height / 2, x + width / 2, y + height / 2))
+
+
+def _keypoints(line: int, values: Sequence[float], each: int) -> tuple[float, ...]:
+    """Return x, y and visibility of each point. Negative coordinates mean that it is not labelled,
+    as in Ultralytics; then all three are 0."""
+    made: list[float] = []
+    for at in range(0, len(values), each):
+        x, y, *seen = values[at : at + each]
+        visibility = (seen[0] if seen else _VISIBLE) if min(x, y) >= 0 else 0.0
+        if visibility not in (0, 1, 2):
+            raise ValueError(f"line {line} has the visibility {visibility:g} instead of 0, 1 or 2")
+        if visibility:
+            _check_shares(line, (x, y))
+        made += (x, y, visibility) if visibility else (0.0, 0.0, 0.0)
+    return tuple(made)

@@ -181,6 +181,95 @@ def test_damaged_labels_are_errors_of_their_images(tmp_path, monkeypatch):
     assert "more than 300 bytes" in str(one(root).problems[0])
 
 
+def shares(points, size):
+    """As in a line, of points (n, 2) in pixels."""
+    return " ".join(f"{value:.6f}" for value in (np.array(points) / size).ravel())
+
+
+def test_polygons_and_oriented_boxes(tmp_path):
+    """Of any number of corners, beside lines of boxes; four corners are those of oriented boxes."""
+    images = some_painted(8, 5)
+    root, expected = yolo(tmp_path / "x", {"train": images}), []
+    for image in images:
+        lines, polygons = [], []
+        for n, (x0, y0, x1, y1) in enumerate(image.boxes):
+            corners = [(x0, y0), (x1, y0), (x1, y1), (x0, y1)]
+            corners += [(x0, (y0 + y1) / 2)] * (n == 1)
+            lines.append(f"{n} {shares(corners, image.size)}")
+            polygons.append(np.ravel(corners))
+        if image.boxes:
+            lines.append("0 .5 .5 .25 .25")
+            polygons.append(None)
+            put(root, {f"labels/train/{image.name}.txt": "\n".join(lines)})
+        expected.append(polygons)
+    for steps in ({}, {"resize": 40}):
+        convert(root, tmp_path / f"out{len(steps)}", **steps)
+    plain = shardkit.open(tmp_path / "out0/train")
+    assert isinstance(plain.schema["segmentation"], shardkit.Json)
+    for sample, polygons, image in zip(plain, expected, images, strict=True):
+        assert len(sample["segmentation"]) == len(sample["boxes"]) == len(polygons)
+        boxes = np.reshape(image.boxes, (-1, 4))
+        assert np.allclose(sample["boxes"][: len(boxes)], boxes, atol=1e-3)
+        for found, polygon in zip(sample["segmentation"], polygons, strict=True):
+            assert (found is None) == (polygon is None)
+            assert polygon is None or np.allclose(found[0], polygon, atol=2e-3)
+    for sample, image in zip(shardkit.open(tmp_path / "out1/train"), images, strict=True):
+        scale = 40 / min(image.size)
+        for found, box in zip(sample["segmentation"], image.boxes, strict=False):
+            assert np.allclose(found[0][:4], np.array(box)[[0, 1, 2, 1]] * scale, atol=1)
+
+
+@pytest.mark.parametrize("each", [2, 3])
+@pytest.mark.parametrize("names", [True, False])
+def test_poses(tmp_path, each, names):
+    images = some_painted(8, 5, (1, 6))
+    config = YAML + f"kpt_shape: [3, {each}]\n"
+    config += "kpt_names:\n" + "".join(f"  {n}: [a, b, c]\n" for n in range(3)) if names else ""
+    root = yolo(tmp_path / "x", {"train": images}, config=config)
+    for image in images:
+        lines = []
+        for line, (x0, y0, x1, y1) in zip(yolo_lines(image).splitlines(), image.boxes, strict=True):
+            points = np.array([(x0, y0), (x1, y1), (-1, -1) if each == 2 else (0, 0)])
+            seen = np.array([[2], [1], [0]])
+            made = np.concatenate([points / image.size, *[seen] * (each == 3)], axis=1)
+            lines.append(f"{line} {' '.join(f'{value:.6f}' for value in made.ravel())}")
+        put(root, {f"labels/train/{image.name}.txt": "\n".join(lines)} if lines else {})
+    source = one(root)
+    assert source.class_names["keypoints"] == (("a", "b", "c") if names else ("0", "1", "2"))
+    for sample, image in zip(all_of(source), images, strict=True):
+        found = sample["keypoints"]
+        assert (found.dtype, found.shape) == (np.float32, (len(image.boxes), 3, 3))
+        corners = sample["boxes"].reshape(-1, 2, 2)  # of the stored image, as the points
+        for points, (low, high) in zip(found, corners, strict=True):
+            assert (points[:2, :2] >= low - 1e-2).all()
+            assert (points[:2, :2] <= high + 1e-2).all()
+            assert not np.allclose(points[0], points[1])
+            assert points[:, 2].tolist() == [2, 2 if each == 2 else 1, 0]
+            assert not points[2].any()
+
+
+@cases(
+    "config line words",
+    ("", "0 .1 .1 .2 .2 .3 .3 .4", "line 1 has 8 numbers: poses need kpt_shape"),
+    ("", "0 .1 .1 .2 .2 .3 1.3", "1.3, which is not a share"),
+    ("kpt_shape: [2, 3]", "0 .5 .5 .2 .2 .1 .1 2 .2 .2", "line 1 has 10 numbers"),
+    ("kpt_shape: [2, 3]", "0 .5 .5 .2 .2 .1 .1 3 .2 .2 1", "the visibility 3 instead of"),
+    ("kpt_shape: [2, 2]", "0 .5 .5 .2 .2 .1 .1 .2 9", "9, which is not a share"),
+)
+def test_lines_of_other_kinds_are_errors_of_their_image(tmp_path, config, line, words):
+    (image,) = some_painted(2)[1:]
+    root = yolo(tmp_path / "x", {"train": [image]}, config=YAML + config)
+    put(root, {f"labels/train/{image.name}.txt": line})
+    (error,) = one(root).problems
+    assert words in str(error)
+
+
+@pytest.mark.parametrize("shape", ["17", "[17, 4]", "[0, 3]", "[1e9, 3]"])
+def test_the_shape_of_keypoints_is_two_numbers(tmp_path, shape):
+    root = yolo(tmp_path, {"train": some_painted(2)}, config=f"{YAML}kpt_shape: {shape}")
+    refused(SourceError, "instead of .number of keypoints", opened, root)
+
+
 def test_repeated_lines_strays_and_boxes_over_the_edge(tmp_path):
     root = yolo(tmp_path / "x", {"train": some_painted(3)})
     put(
