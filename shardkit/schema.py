@@ -431,18 +431,24 @@ def holds_keypoints(kind: FieldType | None) -> bool:
     )  # fmt: skip
 
 
+def holds_names(kind: FieldType | None) -> bool:
+    """Return whether the values of a field may have names: class numbers, or keypoints."""
+    return holds_classes(kind) or holds_keypoints(kind)
+
+
 def named_classes(classes: ClassNames | None, schema: Schema) -> dict[str, tuple[str, ...]]:
     """Return the class names by field.
 
-    Raises UsageError for names that are not strings, and for fields that are not integers.
+    Raises UsageError for names that are not strings, and for fields that hold neither integers nor
+    keypoints.
     """
     named = classes if isinstance(classes, Mapping) else {"label": classes}
     found = {field: tuple(names) for field, names in named.items() if names is not None}
     for field, names in found.items():
-        if not holds_classes(schema.get(field)):
+        if not holds_names(schema.get(field)):
             raise UsageError(
                 f"there are class names for {field!r}, which is not a field of whole numbers",
-                expected=", ".join(n for n, kind in schema.items() if holds_classes(kind)),
+                expected=", ".join(n for n, kind in schema.items() if holds_names(kind)),
                 fix="give them by field: classes={'NAME': ['cat', 'dog']}",
             )
         if isinstance(named[field], str) or not all(isinstance(name, str) for name in names):

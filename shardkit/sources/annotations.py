@@ -47,7 +47,7 @@ class Annotations:
 
     The rows of image n are `starts[n]` to `starts[n + 1]`. `sizes` are the width and height of the
     images as annotated, to which the boxes refer, or 0 if not given. `per_image` are columns with
-    one value per image. Columns of objects hold JSON text. `frame` is "upright" or "stored" where
+    one value per image. A column of dtype object holds JSON. `frame` is "upright" or "stored" where
     the size of an image does not tell.
     `relative`: whether boxes are in shares of the image's width and height, not in pixels.
     """

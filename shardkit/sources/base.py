@@ -21,7 +21,7 @@ from shardkit.helpers.mapped import Sizes
 from shardkit.helpers.prefetch import prefetch
 from shardkit.options import ALL_FIELDS, Selection
 from shardkit.sample import Sample
-from shardkit.schema import Schema, holds_classes, holds_keypoints, label_of
+from shardkit.schema import Schema, holds_names, label_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -86,11 +86,7 @@ class SourceInfo:
     def names_in(self, schema: Schema, renamed: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
         """`class_names` for another schema: `renamed` fields, without those it does not have."""
         found = {renamed.get(field, field): names for field, names in self.class_names.items()}
-        return {
-            field: names
-            for field, names in found.items()
-            if holds_classes(kind := schema.get(field)) or holds_keypoints(kind)
-        }
+        return {field: names for field, names in found.items() if holds_names(schema.get(field))}
 
     def narrow(self, selection: Selection) -> None:
         """Exclude fields that are not selected, without reading them where possible."""

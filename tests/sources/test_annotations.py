@@ -62,6 +62,10 @@ def assert_painted(source: Source) -> None:
         assert len(sample["boxes"]) == len(sample["categories"])
         for box, colour in zip(sample["boxes"].tolist(), COLOURS, strict=False):
             assert painted_box(pixels, colour) == tuple(box)
+        if "segmentation" in sample:
+            masks = shardkit.masks(sample["segmentation"], *pixels.shape[:2])
+            for mask, colour in zip(masks, COLOURS, strict=False):
+                assert np.array_equal(mask, (pixels == colour).all(axis=2))
 
 
 # --- COCO ----------------------------------------------------------------------------------------
@@ -376,8 +380,8 @@ def test_an_image_of_another_size_than_annotated_is_an_error(tmp_path):
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_of_upright_images_become_those_of_stored_ones(tmp_path, size, orientation):
     """Another image of the file tells, or the user; otherwise they are refused."""
-    boxes = [(10, 20, 30, 90), (40, 5, 70, 15)]
-    image = Painted("a", size, boxes, ["person"] * 2, orientation)
+    boxes = [(10, 20, 30, 90), (40, 5, 70, 15), (33, 20, 36, 22), (71, 1, 75, 3), (40, 80, 44, 90)]
+    image = Painted("a", size, boxes, ["person"] * 5, orientation)
     alone = single(tmp_path / "alone", image)
     if orientation == 1 or (orientation >= 5 and size[0] != size[1]):
         assert_painted(one(alone))
@@ -388,7 +392,7 @@ def test_boxes_of_upright_images_become_those_of_stored_ones(tmp_path, size, ori
         stored = one(alone, annotations_frame="stored")
         assert stored[0]["boxes"].tolist() == [list(map(float, box)) for box in boxes]
     assert_painted(one(alone, annotations_frame="upright"))
-    turned = Painted("b", (80, 120), boxes, ["person"] * 2, 6)
+    turned = Painted("b", (80, 120), boxes, ["person"] * 5, 6)
     assert_painted(one(single(tmp_path / "both", image, turned)))
 
 
