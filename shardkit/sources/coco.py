@@ -233,22 +233,22 @@ class _Instances:
         )
         self._add_shapes(read, there)
         self._give_captions(read, images)
-        for one, (height, width) in self._rle.items():
-            size = read.sizes[of[one]].tolist() if of[one] >= 0 else [0, 0]
-            if any(size) and size != [width, height]:
-                self._wrong[one] = f"has RLE of {width} x {height} pixels, not those of its image"
-        read.bad = {int(of[one]): self._error(one) for one in self._wrong if of[one] >= 0}
+        self._add_errors(read, of)
         ids = list(self._images)
         if all(type(ids[number]) is int and abs(ids[number]) < 2**63 for number in self._files):
             read.per_image["image_id"] = np.array([ids[n] for n in self._files], np.int64)
-        if len(kinds) < len(named):
+        self._note_doubles(read, named)
+        return read
+
+    def _note_doubles(self, read: Read, named: list[str]) -> None:
+        """Say which categories have the same name, and how many objects have the same id."""
+        if len(read.kinds) < len(named):
             name = next(name for name, count in Counter(named).items() if count > 1)
             read.notes.append(f"categories of one name were merged: {name!r} in {self.path.name}")
         known = np.array(self._ids, np.int64)
         known = known[known != _NO_ID]
         if twice := len(known) - len(np.unique(known)):
             read.notes.append(f"{twice:,} objects in {self.path.name} have a duplicate id")
-        return read
 
     def _add_shapes(self, read: Read, there: Numbers) -> None:
         """Add the columns of segmentation and keypoints, if any object has them."""
@@ -281,13 +281,20 @@ class _Instances:
         if any(lists):
             read.per_image[CAPTIONS] = np.array([JsonText.of(one) for one in lists], object)
 
-    def _error(self, one: int) -> SampleError:
-        return SampleError(
-            f"an object {self._wrong[one]}",
-            path=self.path,
-            position=one,
-            fix="repair the annotations, or exclude the image with --on-error skip",
-        )
+    def _add_errors(self, read: Read, of: Numbers) -> None:
+        """Add what is wrong with an object as an error of its image, `of[object]`."""
+        for one, (height, width) in self._rle.items():
+            size = read.sizes[of[one]].tolist() if of[one] >= 0 else [0, 0]
+            if any(size) and size != [width, height]:
+                self._wrong[one] = f"has RLE of {width} x {height} pixels, not those of its image"
+        for one, what in self._wrong.items():
+            if of[one] >= 0:
+                read.bad[int(of[one])] = SampleError(
+                    f"an object {what}",
+                    path=self.path,
+                    position=one,
+                    fix="repair the annotations, or exclude the image with --on-error skip",
+                )
 
     def damaged(self, what: str) -> SourceError:
         return SourceError(
