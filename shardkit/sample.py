@@ -64,7 +64,7 @@ def stem_of(path: str) -> str:
     >>> stem_of("v1.0/scan.nii.gz")
     'v1.0/scan'
     """
-    return path[:-7] if path.lower().endswith(".nii.gz") else path.rpartition(".")[0]
+    return path[:-7] if path.endswith((".nii.gz", ".NII.GZ")) else path.rpartition(".")[0]
 
 
 def key_of(stem: str) -> str:

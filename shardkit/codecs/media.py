@@ -71,8 +71,9 @@ _BY_SUFFIX = {suffix: kind for kind in KINDS for suffix, _ in kind.suffixes}
 
 def kind_by_name(name: str) -> Kind | None:
     """Return the kind of a file, judging by its name."""
-    stem = stem_of(name)
-    suffix = name[len(stem) + 1 :]
+    stem, _, suffix = name.rpartition(".")
+    if suffix in ("gz", "GZ"):
+        stem, suffix = stem_of(name), name[len(stem_of(name)) + 1 :]
     return _BY_SUFFIX.get(suffix.lower()) if stem else None
 
 

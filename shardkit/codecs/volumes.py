@@ -131,32 +131,37 @@ def _nifti(data: bytes) -> Volume:
     with extra("nifti", "a NIfTI file"):
         import nibabel
     data = _inflated(data) if data[:2] == _GZIP else data
-    kinds = {348: nibabel.Nifti1Image, 540: nibabel.Nifti2Image}
+    kinds: dict[int, Any] = {348: nibabel.Nifti1Header, 540: nibabel.Nifti2Header}
     sizes = {int.from_bytes(data[:4], order) for order in ("little", "big")} & kinds.keys()
     if not sizes:
         raise ValueError("neither DICOM nor NIfTI, by its first bytes")
-    image: Any = kinds[sizes.pop()].from_bytes(data)
-    shape, dtype, start = image.shape, image.get_data_dtype(), int(image.dataobj.offset)
+    # Without a check, which would change numbers that are not plausible.
+    header = kinds[sizes.pop()].from_fileobj(io.BytesIO(data), check=False)
+    if not header["magic"].tobytes().startswith(b"n+"):
+        raise ValueError("a NIfTI header whose values are in another file, or none")
+    shape, dtype, start = header.get_data_shape(), header.get_data_dtype(), header.get_data_offset()
     size = _check_bytes(shape, dtype.itemsize)
-    if start + size > len(data):
+    if start < 0 or start + size > len(data):
         raise ValueError(f"{len(data):,} bytes instead of {start + size:,}: its end is missing")
     values = np.frombuffer(data, dtype, math.prod(shape), start).reshape(shape, order="F")
     if dtype.names:  # of colours, which become a last dimension
         values = np.ascontiguousarray(values).view(np.uint8).reshape(*shape, len(dtype.names))
-    values = _in_order(values)
-    fields = image.header.structarr
-    numbers = {n: fields[n] for n in fields.dtype.names if fields[n].dtype.kind != "S"}
-    numbers |= {"scl_slope": image.dataobj.slope, "scl_inter": image.dataobj.inter}
-    numbers |= {"affine": image.affine}
-    header = {name: _finite(np.asarray(value).tolist()) for name, value in numbers.items()}
-    texts = [
-        n
-        for n in fields.dtype.names
-        if n not in ("magic", *numbers) and fields[n].tobytes().strip(b"\0")
-    ]
-    left_out = ["NIfTI texts, which may name a person (descrip, aux_file, ...)" for _ in texts]
-    left_out += ["NIfTI header extensions" for _ in image.header.extensions]
-    return Volume(values, header, left_out)
+    return Volume(_in_order(values), *_nifti_header(header))
+
+
+def _nifti_header(header: Any) -> tuple[dict[str, Any], list[str]]:
+    """Return the numbers of a header as JSON, and what is left out: texts and extensions."""
+    fields = header.structarr
+    texts = [name for name in fields.dtype.names if fields[name].dtype.kind == "S"]
+    numbers = {name: fields[name] for name in fields.dtype.names if name not in texts}
+    slope, inter = header.get_slope_inter()
+    numbers |= {"scl_slope": 1.0 if slope is None else slope, "scl_inter": inter or 0.0}
+    numbers |= {"affine": header.get_best_affine()}
+    left_out = ["NIfTI texts, which may name a person (descrip, aux_file, ...)"] * sum(
+        bool(fields[name].tobytes().strip(b"\0")) for name in texts if name != "magic"
+    )
+    left_out += ["NIfTI header extensions"] * len(header.extensions)
+    return {n: _finite(np.asarray(value).tolist()) for n, value in numbers.items()}, left_out
 
 
 def _inflated(data: bytes) -> bytes:

@@ -492,7 +492,11 @@ def test_damaged_and_odd_scans_are_errors_of_their_samples(tmp_path):
             (dicom(SLICE, uid.DeflatedExplicitVRLittleEndian), "another transfer syntax"),
             (good["nii"], "."),
         ],
-        "nii": [(bytes(wide), "at most 2,147,483,648"), (b"hello", "neither DICOM nor NIfTI")],
+        "nii": [
+            (good["nii"].replace(b"n+1", b"ni1"), "in another file"),
+            (bytes(wide), "at most 2,147,483,648"),
+            (b"hello", "neither DICOM nor NIfTI"),
+        ],
     }
     for suffix, data in good.items():
         cut = [(data[:length], ".") for length in (0, 3, len(data) // 2, len(data) - 1)]
