@@ -88,18 +88,21 @@ def _dicom(data: bytes) -> Volume:
     if "Rows" not in dataset:
         raise ValueError("a DICOM file without pixels")
     rows, columns, samples, bits = (int(dataset.get(name) or 1) for name in _PIXELS)
-    _check_bytes((int(dataset.get("NumberOfFrames") or 1), rows, columns, samples), bits / 8)
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    _check_bytes((frames, rows, columns, samples), max(bits, 8) / 8)  # single bits become bytes
     if dataset.get("PhotometricInterpretation") == "PALETTE COLOR":
         raise ValueError("a palette of colours: apply it with pydicom.pixels.apply_color_lut")
     syntax = dataset.file_meta.TransferSyntaxUID
-    if syntax.is_compressed and not get_decoder(syntax).is_available:
+    decoder = get_decoder(syntax)
+    if not decoder.is_available:
         raise MissingLibraryError(
             f"DICOM with {syntax.name} needs decoders that pydicom does not find",
             fix="pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg",
         )
-    values = _in_order(dataset.pixel_array)
+    values, made = decoder.as_array(dataset)
     header = {name: _plain(dataset[name].value) for name in _KEPT if name in dataset}
-    return Volume(values, header, [*_left_out(dataset.keys(), keyword_for_tag)])
+    header["PhotometricInterpretation"] = str(made["photometric_interpretation"])  # YBR becomes RGB
+    return Volume(_in_order(values), header, [*_left_out(dataset.keys(), keyword_for_tag)])
 
 
 def _plain(value: Any) -> Any:

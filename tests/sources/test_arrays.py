@@ -480,6 +480,18 @@ def test_values_of_dicom_are_those_that_were_stored(syntax, kind, shape):
     np.testing.assert_array_equal(read_volume(dicom(values, syntax)).values, values, strict=True)
 
 
+def test_what_the_header_says_of_pixels_is_true_of_the_array():
+    ybr = dicom(RANDOM.integers(0, 256, (6, 5, 3), "u1"), PhotometricInterpretation="YBR_FULL")
+    found = read_volume(ybr)
+    theirs = pydicom.dcmread(io.BytesIO(ybr)).pixel_array
+    np.testing.assert_array_equal(found.values, theirs, strict=True)
+    assert found.header["PhotometricInterpretation"] == "RGB"
+    bits = np.packbits(np.ones((6, 4), "u1"), bitorder="little")
+    also = {"BitsAllocated": 1, "BitsStored": 1, "HighBit": 0, "PixelData": bits.tobytes() + b"\0"}
+    ones = read_volume(dicom(np.zeros((6, 4), "u1"), **also)).values
+    np.testing.assert_array_equal(ones, np.ones((6, 4), "u1"), strict=True)
+
+
 def test_damaged_and_odd_scans_are_errors_of_their_samples(tmp_path):
     good = {"dcm": dicom(SLICE), "nii": nifti(VOLUME), "nii.gz": gzip.compress(nifti(VOLUME))}
     rows = {"Rows": 65535, "Columns": 65535, "NumberOfFrames": 10**6}
