@@ -185,7 +185,8 @@ def no_images(root: Path, ignored: Counter[str]) -> SourceError:
         + ", .wav, .mp4, .npy, .dcm, .nii, .txt, .jsonl, .csv, ...",
         found=", ".join(f"{n} x {what}" for what, n in ignored.most_common(4)) or "nothing",
         fix=way_with(ignored)
-        or "give the folder that holds the class folders, or the images themselves",
+        or "give the folder that holds the class folders, or the images themselves"
+        + ("; if they are DICOM, name them *.dcm" if ignored["file without suffix"] else ""),
     )
 
 

@@ -544,6 +544,8 @@ def test_scans_beside_their_masks_are_no_classes_and_a_file_is_no_dataset(tmp_pa
     root = put(tmp_path / "task", {f"{d}/a.nii": nifti(VOLUME) for d in ("imagesTr", "labelsTr")})
     error = refused(UsageError, "annotations or masks", convert, root, tmp_path / "out")
     assert str(root / "imagesTr") in error.fix
+    unnamed = put(tmp_path / "unnamed", {"IM0001": dicom(SLICE)})
+    assert "name them *.dcm" in refused(SourceError, "no images", opened, unnamed).fix
     error = refused(
         FormatError, "a single volume", convert, root / "imagesTr/a.nii", tmp_path / "o"
     )
