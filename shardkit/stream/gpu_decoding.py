@@ -23,13 +23,14 @@ import simplejpeg
 import torch
 
 from shardkit.codecs.crop import WINDOW
-from shardkit.errors import MissingLibraryError, UsageError
+from shardkit.errors import MissingLibraryError, UsageError, warn
 from shardkit.stream.ranks import default_threads
 from shardkit.transforms.direct import Direct, Planned
 from shardkit.transforms.steps import Normalize
 
 _DEPTH = 3  # batches that DALI works on at a time
 _ENGINE = 0.9  # share of the JPEGs for the GPU's own JPEG engine, where it has one
+_SEEN = 1000  # images after which it is said if most are not decoded here
 _END_SECONDS = 5.0  # to wait for the thread to end
 _SIZE = slice(WINDOW.index("columns"), WINDOW.index("columns") + 2)  # and rows, of a result
 _FIX = 'pip install "shardkit[gpu]", for CUDA 13 on Linux, or nvidia-dali-cuda120, for CUDA 12'
@@ -56,13 +57,20 @@ class Decoding:
     def __len__(self) -> int:
         return max(map(len, self.rows.values()))
 
+    @functools.cached_property
+    def planned(self) -> list[Planned]:
+        """The images that are still encoded, of all fields."""
+        return [v for rows in self.rows.values() for v in rows if isinstance(v, Planned)]
+
+    @property
+    def others(self) -> list[torch.Tensor]:
+        return [v for rows in self.rows.values() for v in rows if isinstance(v, torch.Tensor)]
+
     @property
     def nbytes(self) -> int:
         """The bytes of all images, and, roughly, of what becomes of them."""
-        every = [value for rows in self.rows.values() for value in rows]
-        planned = [value for value in every if isinstance(value, Planned)]
-        sizes = [value.data.nbytes + 3 * math.prod(value.window[_SIZE]) for value in planned]
-        return sum(sizes) + sum(v.nbytes for v in every if isinstance(v, torch.Tensor))
+        sizes = [one.data.nbytes + 3 * math.prod(one.window[_SIZE]) for one in self.planned]
+        return sum(sizes) + sum(one.nbytes for one in self.others)
 
 
 class Decoder:
@@ -79,6 +87,7 @@ class Decoder:
         self._lock = threading.Lock()
         self._queue: _Queue = SimpleQueue()
         self._process = 0  # in which the thread was started
+        self._counts: list[int] | None = [0, 0]  # images so far, encoded and others
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Decoder, self._given  # another process has a thread of its own
@@ -86,12 +95,27 @@ class Decoder:
     def decode(self, decoding: Decoding) -> None:
         """Begin to decode a batch, unless nothing refers to it any more when its turn comes."""
         with self._lock:
+            self._count(decoding)
             if self._process != os.getpid():
                 self._start()
             if self.end.alive:
                 self._queue.put(weakref.ref(decoding))
             else:
                 _abandon(decoding)
+
+    def _count(self, decoding: Decoding) -> None:
+        """Warn once if most images are not decoded here."""
+        if self._counts is None:
+            return
+        self._counts[0] += len(decoding.planned)
+        self._counts[1] += len(decoding.others)
+        if sum(self._counts) >= _SEEN:
+            (planned, others), self._counts = self._counts, None
+            if others > planned:
+                warn(
+                    f'decode="gpu" left {others:,} of the first {others + planned:,} images to the'
+                    " processor: it takes upright JPEGs, grey or YCbCr, in sRGB"
+                )
 
     def _start(self) -> None:
         stopped = threading.Event()
@@ -162,7 +186,7 @@ class _Pipeline:
     def begin(self, decoding: Decoding) -> None:
         """Begin to decode a batch. Waits for another if there are too many."""
         try:
-            if not any(isinstance(v, Planned) for rows in decoding.rows.values() for v in rows):
+            if not decoding.planned:
                 self._write(decoding, None)
                 decoding.failure.set_result("")
                 return
