@@ -259,9 +259,8 @@ class _Pipeline:
             planned = [row if isinstance(row, Planned) else _nothing() for row in rows]
             data = TensorListCPU([TensorCPU(row.data, "") for row in planned])
             self._made.feed_input(f"data {name}", data)
-            parts, regions = _cuts(np.array([row.window for row in planned]))
-            self._made.feed_input(f"part {name}", parts)
-            self._made.feed_input(f"region {name}", regions)
+            for what, values in _cuts(np.array([row.window for row in planned])).items():
+                self._made.feed_input(f"{what} {name}", values)
 
     def _write(self, decoding: Decoding, outputs: Sequence[Any] | None) -> None:
         """Make the results of a batch: those of DALI, and over these what was made before."""
@@ -304,22 +303,21 @@ def _pixels(name: str, direct: Direct, on_gpu: bool) -> Any:
     from nvidia.dali import fn, types
 
     data = fn.external_source(name=f"data {name}", no_copy=True)
-    part = fn.external_source(name=f"part {name}")
-    region = fn.external_source(name=f"region {name}")
+    start, shape, begin, end, flip = (fn.external_source(name=f"{n} {name}") for n in _CUTS)
     gpu: dict[str, Any] = {"hw_decoder_load": _ENGINE, "affine": False} if on_gpu else {}
     pixels = fn.decoders.image_slice(
-        data, part[0:2], part[2:4], device="mixed" if on_gpu else "cpu", output_type=types.RGB,
+        data, start, shape, device="mixed" if on_gpu else "cpu", output_type=types.RGB,
         normalized_anchor=False, normalized_shape=False, axes=(0, 1), **gpu,
     )  # fmt: skip
     pixels = fn.resize(
-        pixels, size=direct.result, roi_start=region[0:2], roi_end=region[2:4],
+        pixels, size=direct.result, roi_start=begin, roi_end=end,
         interp_type=types.INTERP_LINEAR, antialias=True, subpixel_scale=False,
     )  # fmt: skip
     if direct.normalize is None:
-        return fn.flip(pixels, horizontal=part[4])
+        return fn.flip(pixels, horizontal=flip)
     mean, std = ([255 * n for n in of] for of in (direct.normalize.mean, direct.normalize.std))
     return fn.crop_mirror_normalize(  # bfloat16 and float16 are made of its float32
-        pixels, mirror=part[4], mean=mean, std=std, output_layout="HWC"
+        pixels, mirror=flip, mean=mean, std=std, output_layout="HWC"
     )
 
 
@@ -329,12 +327,15 @@ def _kind(normalize: Normalize | None) -> torch.dtype:
     return kind
 
 
-def _cuts(windows: Any) -> tuple[Any, Any]:
+_CUTS = ("start", "shape", "begin", "end", "flip")
+
+
+def _cuts(windows: Any) -> dict[str, Any]:
     """Return for each window the part that is decoded, and which region of that is resized.
 
-    Parts, int32: top, left, height, width, mirrored. Regions, float32: top, left, bottom, right, in
-    pixels of the part. The part has all that the filter reads around the region, but ends where the
-    crop does.
+    int32: "start" and "shape" of the part, (n, 2), vertical first, and "flip", (n,). float32:
+    "begin" and "end" of the region, in pixels of the part. The part has all that the filter reads
+    around the region, but ends where the crop does.
     """
     column = dict(zip(WINDOW, windows.T, strict=True))
 
@@ -349,8 +350,10 @@ def _cuts(windows: Any) -> tuple[Any, Any]:
 
     top, height, above, below = side("y", "height", "full_height", "top", "rows")
     left, width, before, behind = side("x", "width", "full_width", "left", "columns")
-    parts = np.stack([top, left, height, width, column["flip"]], axis=1)
-    return parts.astype(np.int32), np.stack([above, before, below, behind], 1).astype(np.float32)
+    pairs = (top, left), (height, width), (above, before), (below, behind)
+    kinds = np.int32, np.int32, np.float32, np.float32
+    both = [np.stack(pair, 1).astype(kind) for pair, kind in zip(pairs, kinds, strict=True)]
+    return dict(zip(_CUTS, (*both, column["flip"].astype(np.int32)), strict=True))
 
 
 @functools.cache
