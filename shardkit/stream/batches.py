@@ -136,7 +136,9 @@ class BatchMaker:
         self.share_between_threads = bool(fields.difference(self._planned))
         # The most rows per chunk: of what holds the interpreter lock, threads take turns.
         self.most_rows = 256 if self._direct else 64
-        self._stacked = fields - self._transforms.lists - self._planned.keys()
+        # Of arrays whose shape is not known, those of a batch may have the same.
+        unknown = {n for n, k in schema.items() if isinstance(k, Array) and k.shape is None}
+        self._stacked = (fields | unknown) - self._transforms.lists - self._planned.keys()
 
     def workers(self, threads: int) -> int:
         """Return how many threads should work at a time: more make it slower, unless they wait."""

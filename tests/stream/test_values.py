@@ -397,3 +397,16 @@ def test_a_few_samples_are_read_one_by_one(photos, few, monkeypatch):
     )
     assert counts == [few]
     assert few_at_a_time[:few] == all_at_once
+
+
+@pytest.mark.parametrize("kind", [Loader, StreamingDataset])
+def test_arrays_of_an_unknown_shape_are_one_array_if_they_are_alike(tmp_path, kind):
+    schema = {"same": shardkit.Array(), "other": shardkit.Array()}
+    with shardkit.create(tmp_path / "x", "wds", schema) as writer:
+        for n in range(8):
+            other = np.zeros(3, "<i4" if n % 4 else "<f4") if n < 4 else np.zeros(n)
+            writer.write({"same": np.full((2, 3), n), "other": other})
+    for number, batch in enumerate(kind(tmp_path / "x", batch_size=4)):
+        assert batch["same"][:, 0, 0].tolist() == [*range(4 * number, 4 * number + 4)]
+        assert [len(values) for values in batch["other"]] == ([4, 5, 6, 7] if number else [3] * 4)
+        assert isinstance(batch["other"], list)
