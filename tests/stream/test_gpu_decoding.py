@@ -365,6 +365,7 @@ if how == "in a thread":
 
 
 @pytest.mark.large
+@pytest.mark.parametrize("device", ["cpu"], indirect=True)
 @pytest.mark.parametrize("how", ["here", "in a thread"])
 def test_the_interpreter_exits_without_a_word_while_batches_are_decoded(jpegs, device, how):
     command = [sys.executable, "-c", EXIT, jpegs, device, how]
