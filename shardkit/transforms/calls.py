@@ -13,7 +13,7 @@ import numpy as np
 from shardkit.errors import SampleError, ShardkitError
 from shardkit.transforms import functions
 from shardkit.transforms.draws import Draws
-from shardkit.transforms.functions import OF_TORCH, VALUE
+from shardkit.transforms.functions import OF_TORCH, SAMPLE, VALUE
 from shardkit.transforms.labels import MultiHot
 from shardkit.transforms.on_image import IMAGE
 
@@ -71,7 +71,7 @@ class Call:
     def __call__(self, values: dict[str, Any], draws: Draws, row: int) -> dict[str, Any]:
         """Return the new values of the fields. Raises ShardkitError.
 
-        Other names that a function of several fields returns are ignored.
+        Other names that a function of a tuple of fields returns are ignored.
         """
         made = self._called(values, draws, row)
         if self._way == VALUE:
@@ -87,10 +87,30 @@ class Call:
                 found=found,
             )
         kinds = self._kinds
+        self._check(made, values)
         return {
             name: functions.result_of(made.get(name), kinds.get(name, ""), before)
             for name, before in values.items()
         }
+
+    def _check(self, made: Mapping[str, Any], values: dict[str, Any]) -> None:
+        """Raise SampleError for fields that a batch would lack, and boxes without their rows."""
+        new = [name for name in made if name not in values]
+        if self._way == SAMPLE and new:
+            raise SampleError(
+                f"the transform {self!r} returned a field that the dataset does not have: "
+                f"{new[0]!r}",
+                expected=", ".join(values),
+                fix="return it in the place of another field, or leave it out",
+            )
+        counts = functions.counts_of_rows(made, self._kinds)
+        if len({*counts.values()}) > 1:
+            raise SampleError(
+                f"the transform {self!r} returned boxes, and other numbers of their rows",
+                expected="a row for each box",
+                found=", ".join(f"{count:,} {name}" for name, count in counts.items()),
+                fix="drop the same rows of each",
+            )
 
     def _called(self, values: dict[str, Any], draws: Draws, row: int) -> Any:
         more = {"rng": draws.generator(row, self._stream)} if self._takes_rng else {}

@@ -1,7 +1,8 @@
 """Functions of other libraries: what each takes, and where its random numbers come from.
 
-torchvision gets Pillow images, albumentations arrays (height, width, channels), kornia and other
-modules of torch tensors (channels, height, width). Other functions get values as they are.
+torchvision gets Pillow images, albumentations arrays (height, width, channels), kornia a batch of
+one tensor (1, channels, height, width), other modules of torch tensors (channels, height, width).
+Other functions get values as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ _LIBRARIES = ("torchvision", "albumentations", "kornia")
 # The functions and methods of torch that take a generator.
 _RANDOM = frozenset(
     [
+        "_sample_dirichlet",
+        "_standard_gamma",
         "bernoulli",
         "bernoulli_",
+        "binomial",
         "cauchy_",
         "exponential_",
         "geometric_",
@@ -49,6 +53,8 @@ _RANDOM = frozenset(
 
 def library_of(function: Any) -> str:
     """Return the library whose conventions a function follows, by its base classes; "" for none."""
+    while isinstance(function, functools.partial):
+        function = function.func
     named = (getattr(kind, "__module__", None) for kind in (function, *type(function).__mro__))
     roots = {str(name).partition(".")[0] for name in named}
     for library in _LIBRARIES:
@@ -112,14 +118,24 @@ def check(function: Any, way: str, kinds: Mapping[str, str]) -> str:
             " function of samples that moves it, too",
         )
     if library == "albumentations" and way != VALUE:
-        boxes = getattr(function, "processors", {}).get("bboxes")
-        if boxes is not None and boxes.params.format != "pascal_voc":
-            raise UsageError(
-                "boxes are in pixels: x0, y0, x1, y1",
-                expected='BboxParams(format="pascal_voc", label_fields=["categories"])',
-                found=f"format={boxes.params.format!r}",
-            )
+        _targets(function, kinds)
+        if BOXES in kinds.values():
+            _check_bbox_params(function, [name for name, kind in kinds.items() if kind == ROWS])
     return library
+
+
+def _check_bbox_params(function: Any, rows: list[str]) -> None:
+    """Raise UsageError where albumentations would take boxes for others, or leave their rows."""
+    processor = getattr(function, "processors", {}).get("bboxes")
+    params = processor and processor.params
+    if params and params.format == "pascal_voc" and {*rows} <= {*(params.label_fields or ())}:
+        return
+    found = f"format={params.format!r}, label_fields={params.label_fields}" if params else "none"
+    raise UsageError(
+        "boxes are in pixels: x0, y0, x1, y1, and each has a row of the fields beside them",
+        expected=f'Compose(..., bbox_params=BboxParams("pascal_voc", label_fields={rows}))',
+        found=found,
+    )
 
 
 def call(
@@ -134,16 +150,16 @@ def call(
 
     `more` are further arguments. Returns its result: a value, or a dict of fields.
     """
-    if library == "albumentations" and way != NAMES:
+    if library == "albumentations":
         return _albumented(function, way, values, kinds)
     size = next((np.shape(v)[:2] for n, v in values.items() if kinds.get(n) == IMAGE), None)
     given = {n: _given(library, v, kinds.get(n, ""), size, way) for n, v in values.items()}
     if way == VALUE:
         (value,) = given.values()
-        made = function(value, **more)
-        one = library == "kornia" and is_tensor(value) and is_tensor(made)
-        # Augmentations of kornia return a batch of one image.
-        return made[0] if one and made.ndim == value.ndim + 1 and len(made) == 1 else made
+        if library != "kornia" or not is_tensor(value):
+            return function(value, **more)
+        made = function(value[None], **more)
+        return made[0] if is_tensor(made) and made.ndim and len(made) == 1 else made
     if way == NAMES and library != "torchvision":
         return function(**given, **more)
     return function(given, **more)
@@ -153,12 +169,8 @@ def _albumented(
     compose: Callable[..., Any], way: str, values: Mapping[str, Any], kinds: Mapping[str, str]
 ) -> Any:
     """Call albumentations, which has names of its own for images, masks and boxes."""
-    names = {name: _ALBUMENTED[kind] for name, kind in kinds.items() if kind in _ALBUMENTED}
-    names |= {name: name for name, kind in kinds.items() if kind == ROWS}
-    names = {name: to for name, to in names.items() if values[name] is not None}
-    if len(set(names.values())) < len(names):
-        what = "albumentations takes one image and one mask here"
-        raise UsageError(what, found=", ".join(names), fix="use a function of samples")
+    targets = _targets(compose, kinds).items()
+    names = {name: to for name, to in targets if values[name] is not None}
     made = compose(**{to: array_of(values[name]) for name, to in names.items()})
     if way == VALUE:
         return made["image"]
@@ -171,6 +183,20 @@ def _albumented(
 
 
 _ALBUMENTED = {IMAGE: "image", MASK: "mask", BOXES: "bboxes"}
+
+
+def _targets(function: Any, kinds: Mapping[str, str]) -> dict[str, str]:
+    """Return the name that albumentations has for each field. Raises UsageError for equal ones."""
+    more = getattr(function, "additional_targets", None) or {}
+    targets = {n: n if n in more else _ALBUMENTED.get(kind, n) for n, kind in kinds.items() if kind}
+    twice = next((n for n, to in targets.items() if [*targets.values()].count(to) > 1), None)
+    if twice is not None:
+        raise UsageError(
+            "albumentations takes one image and one mask, unless others are named",
+            found=", ".join(targets),
+            fix=f'Compose(..., additional_targets={{"name": "{targets[twice]}"}}) for the others',
+        )
+    return targets
 
 
 def _given(library: str, value: Any, kind: str, size: Any, way: str) -> Any:
@@ -242,6 +268,17 @@ def stacked(values: list[Any]) -> Any:
     if is_tensor(first):
         return _torch().stack(values)
     return np.stack(values) if isinstance(first, int | float | np.generic | np.ndarray) else values
+
+
+def counts_of_rows(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[str, int]:
+    """Return how many boxes there are, and rows of the fields that have one for each box."""
+    if BOXES not in kinds.values():
+        return {}
+    rows: dict[str, Any] = {
+        n: values.get(n) for n, kind in kinds.items() if kind in (BOXES, ROWS, *SHAPES)
+    }
+    shapes = {n: (len(v),) if isinstance(v, list) else np.shape(v) for n, v in rows.items()}
+    return {name: shape[0] for name, shape in shapes.items() if shape}
 
 
 def in_numpy(batch: Mapping[str, Any]) -> dict[str, Any]:

@@ -302,7 +302,9 @@ def _fields(given: Any, schema: Schema) -> tuple[str, ...]:
 def _steps(given: Any, steps: Any) -> list[Step]:
     made = _listed(steps)
     for step in made:
-        is_class = isinstance(step, type) and issubclass(step, Transform | MultiHot)
+        is_class = isinstance(step, type) and (
+            issubclass(step, Transform | MultiHot) or functions.library_of(step) != ""
+        )
         if is_class or not (isinstance(step, Transform) or callable(step)):
             expected = "an instance of one of shardkit's, or a function"
             raise UsageError(f"invalid transform of {given!r}", found=repr(step), expected=expected)

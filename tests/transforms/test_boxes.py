@@ -127,7 +127,7 @@ def test_batches_have_a_list_of_boxes_or_padded_ones(shards):
     assert load(batch_size=4, threads=0) == load(batch_size=3, threads=2)
 
     def one(**values):
-        return {**values, "boxes": np.zeros((1, 4), np.float32)}
+        return {n: value if n == "image" else value[:0] for n, value in values.items()}
 
     # Also where all samples have as many, so that their type never changes.
     for options in ({"batch_size": 1, "fields": ["boxes"]}, {"batch_size": 4}):

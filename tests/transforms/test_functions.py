@@ -1,5 +1,7 @@
 """Functions of other libraries: what they get and give, and that their draws are of the sample."""
 
+import functools
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -39,6 +41,9 @@ class Noise(torch.nn.Module):
         drawn = [torch.rand(2), torch.randperm(4)[:2], torch.empty(2).uniform_(), torch.randn(2)]
         drawn += [torch.bernoulli(torch.full((2,), 0.5)), torch.randint(0, 9, (2,)).float()]
         drawn += [torch.distributions.Normal(0.0, 1.0).sample((2,))]
+        drawn += [torch.distributions.Beta(1.0, 2.0).sample((2,))]
+        drawn += [torch.distributions.Gamma(2.0, 1.0).sample((2,))]
+        drawn += [torch.binomial(torch.full((2,), 9.0), torch.full((2,), 0.5))]
         return torch.stack([*drawn, image.float()[0, 0, :2]])
 
 
@@ -55,6 +60,24 @@ def kornia_flips():
 
     steps = (augmentation.RandomHorizontalFlip(), augmentation.RandomResizedCrop((24, 32)))
     return augmentation.AugmentationSequential(*steps, augmentation.RandomGaussianNoise(p=1.0))
+
+
+def kornia_blur():
+    """Takes a batch only, as modules of kornia do that are not augmentations."""
+    from kornia import filters, geometry
+
+    return torch.nn.Sequential(
+        filters.BoxBlur((3, 3)), Called(functools.partial(geometry.resize, size=(30, 40)))
+    )
+
+
+class Called(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, image):
+        return self.function(image)
 
 
 @pytest.mark.parametrize("make", [Noise, kornia_flips])
@@ -96,6 +119,7 @@ def test_what_libraries_get_and_give(photos):
         ([grey, torch.nn.Identity()], (1, 20, 24), torch.uint8),
         ([Resize((8, 9)), torch.nn.Identity(), RandomHorizontalFlip()], (3, 8, 9), torch.uint8),
         ([kornia_flips()], (3, 24, 32), torch.float32),
+        ([kornia_blur(), kornia_flips()], (3, 24, 32), torch.float32),
     ):
         [batch, _] = loaded(photos, 0, transforms={"image": steps})
         assert (batch["image"].shape, batch["image"].dtype) == ((4, *shape), kind)
@@ -114,7 +138,7 @@ def given_no_more(pixels):
 
 
 _TORCHVISION = """
-import json, sys, torch
+import functools, json, sys, torch
 try:
     import torchvision
 except RuntimeError:  # its compiled part is for a torch with CUDA: the rest works without
@@ -143,6 +167,7 @@ for compose in (
     v1.Compose([v1.Resize((24, 20)), v1.ToTensor()]),
     v2.Compose([*scaled, v2.Resize((24, 20))]),
     v2.Resize((24, 20)),
+    functools.partial(v2.functional.resize, size=[24, 20]),
 ):
     folder = torchvision.datasets.ImageFolder(root / "images", compose)
     keys = [path.removeprefix(f"{root}/images/").removesuffix(".png") for path, _ in folder.samples]
@@ -153,7 +178,7 @@ for compose in (
         image = image if torch.is_tensor(image) else v2.functional.pil_to_tensor(image)
         assert torch.equal(found[key], image)
 random = v2.Compose([v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.RandAugment(),
-                     v2.ColorJitter(0.3, 0.3, 0.3, 0.1), *scaled, v2.GaussianNoise()])
+                     v2.AugMix(), v2.ColorJitter(0.3, 0.3, 0.3, 0.1), *scaled, v2.GaussianNoise()])
 options = {"batch_size": 4, "shuffle": True, "transforms": {"image": random}}
 whole = [*Loader(root / "out", threads=0, **options)]
 workers = DataLoader(StreamingDataset(root / "out", **options), batch_size=None, num_workers=2)
@@ -202,6 +227,12 @@ def test_a_function_of_whole_samples_gets_them_decoded(objects):
         iter(Loader(objects, batch_size=1, transforms=lambda sample: {"image": 1})),
     )
     assert error.found == "image"
+    for function, words in (
+        (lambda sample: {**sample, "pixels": 1}, "does not have: 'pixels'"),
+        (lambda sample: {**sample, "boxes": sample["boxes"][:0]}, "other numbers of their rows"),
+    ):
+        with pytest.raises(SampleError, match=words):
+            list(Loader(objects, batch_size=1, transforms=function))
 
 
 def test_albumentations_move_boxes_of_whole_samples(objects, monkeypatch):
@@ -221,8 +252,39 @@ def test_albumentations_move_boxes_of_whole_samples(objects, monkeypatch):
     assert seen
     yolo = theirs.Compose(steps, bbox_params=theirs.BboxParams(format="yolo", label_fields=names))
     refused(UsageError, "boxes are in pixels", Transforms, yolo, OBJECTS)
+    refused(UsageError, "boxes are in pixels", Transforms, theirs.Compose(steps), OBJECTS)
+    refused(UsageError, "boxes are in pixels", Transforms, theirs.HorizontalFlip(), OBJECTS)
+    unnamed = theirs.Compose(steps, bbox_params=theirs.BboxParams("pascal_voc"))
+    with_rows = Schema({**OBJECTS, "categories": Array("<i8", (None,))})
+    error = refused(UsageError, "a row of the fields beside", Transforms, unnamed, with_rows)
+    assert "label_fields=['categories']" in error.expected
+    kind = {"label": theirs.HorizontalFlip}  # the class in place of an instance
+    refused(UsageError, "invalid transform of 'label'", Transforms, kind, OBJECTS)
     image = {"image": theirs.Compose(steps)}
     refused(UsageError, "would be moved, but not what is on it", Transforms, image, OBJECTS)
+
+
+def test_albumentations_move_boxes_and_masks_of_any_name(monkeypatch):
+    """As whole samples and by a tuple of fields, and as shardkit's own transforms move them."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    theirs = pytest.importorskip("albumentations", reason="an example of what plugs in")
+    mask = Array("|u1", (None, None))
+    schema = Schema({"photo": Image(), "mask": mask, "edge_mask": mask, "boxes": OBJECTS["boxes"]})
+    pixels = photo_like(1, 20, 16)
+    sample = {"__key__": "a", "photo": file_of(pixels), "mask": pixels[:, :, 0]}
+    sample |= {"edge_mask": pixels[:, :, 1], "boxes": np.float32([[1, 2, 9, 12]])}
+    params = {"bbox_params": theirs.BboxParams("pascal_voc")}
+    alone = theirs.Compose([theirs.HorizontalFlip(p=1)], **params)
+    compose = theirs.Compose(
+        [theirs.HorizontalFlip(p=1)], additional_targets={"edge_mask": "mask"}, **params
+    )
+    refused(UsageError, "takes one image and one mask", Transforms, alone, schema)
+    fields = tuple(schema)
+    [expected] = applied({fields: RandomHorizontalFlip(1)}, [sample], schema)
+    for transforms in (compose, {fields: compose}):
+        [made] = applied(transforms, [sample], schema)
+        for name in fields:
+            assert np.allclose(made[name], expected[name]), name
 
 
 def test_torchvision_moves_boxes_and_masks_of_whole_samples(objects):
