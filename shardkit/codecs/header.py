@@ -75,7 +75,7 @@ class Header(NamedTuple):
         bits, words = 8 * np.dtype(self.dtype).itemsize, []
         if self.dtype != "uint8":
             words.append(f"{bits}-bit" if self.dtype == "uint16" else self.dtype)
-        if self.channels != 3:
+        if self.channels != 3 or self.oddity == BANDS:
             words.append(f"{self.channels} channel{'s' * (self.channels > 1)}")
         if self.pages > 1:
             words.append(f"{self.pages:,} pages")

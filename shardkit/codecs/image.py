@@ -118,8 +118,8 @@ class TooDeepError(NotAnImageError):
     what = "the image has more bits, channels or pages than can be stored there"
     expected = None
     fix = (
-        "give --image-format keep or raw, with another format than beton; or, of 16 bits, keep the"
-        " high byte with --image-format jpeg"
+        "give --image-format keep or raw, with another format than beton; or, of 16 bits or several"
+        " pages, keep the high byte and the first page with --image-format jpeg"
     )
 
 

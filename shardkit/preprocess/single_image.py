@@ -23,7 +23,7 @@ from shardkit.codecs.damage import damage
 from shardkit.codecs.header import BANDS, Header, read_header
 from shardkit.codecs.image import DecodeError, NotAnImageError, TooDeepError, check_end
 from shardkit.codecs.pixels import decode, encode, to_png, upright
-from shardkit.codecs.values import Values, cut, stored_values, to_tiff
+from shardkit.codecs.values import KindError, Values, cut, stored_values, to_tiff
 from shardkit.codecs.window import Colour, Window
 from shardkit.options import CHROMA, IMAGE_DEFAULTS, MAX_PIXELS, ImageOptions
 
@@ -51,6 +51,14 @@ class TooManyPixelsError(NotAnImageError):
     what = "the image has too many pixels"
     expected = f"at most {MAX_PIXELS:,} to be decoded, unless --max-pixels is given"
     fix = "drop images over N pixels with --max-pixels N, where N may be larger than this"
+
+
+class ChangedValuesError(NotAnImageError):
+    """A step would change values that are to be kept."""
+
+    what = "the image cannot be resized or encoded again with all its values"
+    expected = None
+    fix = "store it as it is, without --resize and --image-format"
 
 
 class Image(NamedTuple):
@@ -103,8 +111,7 @@ class ImageProcessor:
         reasons = [] if window == Window.whole(*header.upright) else [RESIZED]
         if self._keeps_values(header):
             return self._plan_values(Image(data, header, window, format, None, reasons, True))
-        if header.oddity:
-            reasons.append(_ODD.get(header.oddity, header.oddity))
+        reasons += _reduced(header)
         if header.orientation != 1:
             reasons.append("rotated")
         if options.format != "keep" and (header.format != format or self.as_array):
@@ -190,10 +197,7 @@ class ImageProcessor:
         header, window = image.header, image.window
         if image.has_values:
             with _guarded(header, self.options):
-                values = stored_values(image.data, header)
-                made = np.empty((window.rows, window.columns, values.shape[2]), values.dtype)
-                cut(values, window, made)
-                return made
+                return _cut_values(image)
         size = full = (window.full_width, window.full_height)
         if header.orientation >= 5:
             size = full[::-1]
@@ -243,6 +247,26 @@ class ImageProcessor:
         colour = self.options.background or IMAGE_DEFAULTS["background"]
         red, green, blue = bytes.fromhex(colour[1:])
         return red, green, blue
+
+
+def _reduced(header: Header) -> list[str]:
+    """Return what 8-bit RGB does not keep of an image, in words."""
+    words = [_ODD.get(header.oddity, header.oddity)] if header.oddity else []
+    if header.pages > 1:
+        words = ["several pages (first page)"]
+    if header.dtype == "uint16" and "16-bit" not in words:
+        words.append("16-bit")
+    return words
+
+
+def _cut_values(image: Image) -> Values:
+    try:
+        values = stored_values(image.data, image.header)
+        made = np.empty((image.window.rows, image.window.columns, values.shape[2]), values.dtype)
+        cut(values, image.window, made)
+    except KindError as error:
+        raise ChangedValuesError(str(error)) from error
+    return made
 
 
 def codec_versions() -> dict[str, str]:

@@ -289,8 +289,9 @@ def test_margins_are_0_and_what_resizing_would_round_is_refused():
     found = decoded(converted(data, resize=9, resize_mode="pad").sample["image"], "auto")
     assert (found[:, 1:8] == values).all()
     assert not found[:, [0, 8]].any()
-    with pytest.raises(SampleError, match="another kind"):
+    with pytest.raises(SampleError, match="with all its values") as error:
         converted(STORED["tiff i4 1 False {}"][0], resize=5)
+    assert "store it as it is" in error.value.fix
 
 
 def test_orientation_and_profile_of_deep_images_are_kept():
@@ -323,6 +324,14 @@ def test_what_cannot_hold_the_values_is_refused_by_name(tmp_path):
         assert refused.value.found == "png (16-bit, 1 channel)"
     reasons = convert(image_format="jpeg").splits[""].reasons
     assert reasons == {"16-bit": 1, "png to jpeg": 1}
+    for kind, was, lost in (
+        ("png 4", "png", "transparent"),
+        ("pages", "tiff", "several pages (first page)"),
+    ):
+        reasons = dict(converted(STORED[kind][0], format="jpeg").reasons)
+        assert reasons == {lost: 1, "16-bit": 1, f"{was} to jpeg": 1}
+    pages = converted(written(noise("u1", 9, 7, 3), photometric="minisblack"), resize=5)
+    assert read_header(pages.sample["image"]).kind == "tiff (3 channels)"
     for to in ("arrow", "wds"):
         convert(to, f"raw-{to}", image_format="raw")
         dataset = shardkit.open(tmp_path / f"raw-{to}")
