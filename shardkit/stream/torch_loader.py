@@ -578,7 +578,10 @@ def _is_image(batch: Batch, name: str) -> bool:
         value = value[0]
     elif np.ndim(batch.get("valid", True)):  # not a single sample
         sides = 4
-    return isinstance(value, np.ndarray) and value.ndim >= sides and value.shape[-1] in (1, 3, 4)
+    if not isinstance(value, np.ndarray) or value.ndim < sides:
+        return False
+    *_, height, width, channels = value.shape
+    return channels in (1, 3, 4) or channels < min(height, width)
 
 
 def _tensor(value: npt.NDArray[Any], image: bool, bfloat16: bool) -> Any:

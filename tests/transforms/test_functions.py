@@ -128,6 +128,11 @@ def test_what_libraries_get_and_give(photos):
         assert (single["image"].shape, single["image"].dtype) == (shape, kind)
         [batch, _] = Loader(photos / "out", batch_size=4, to="numpy", transforms={"image": steps})
         assert isinstance(batch["image"], np.ndarray)
+    for bands in (2, 5):
+        transforms = {
+            "image": lambda pixels, bands=bands: np.repeat(pixels[:40, :32, :1], bands, 2)
+        }
+        assert loaded(photos, 0, transforms=transforms)[0]["image"].shape == (4, bands, 40, 32)
     [batch, _] = loaded(photos, 0, transforms={"image": torch.nn.Identity()})
     assert [image.shape[:2] for image in batch["image"]] == [(3, 50)] * 4  # of different widths
 
