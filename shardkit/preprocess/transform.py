@@ -92,7 +92,9 @@ def _named(text: str) -> Any:
         raise UsageError(
             f"the module of the transform cannot be imported: {error!r}",
             found=module,
-            fix="run the command in the module's folder, or install it",
+            fix=f"write {module.removesuffix('.py')}:{name}"
+            if module.endswith(".py")
+            else "run the command in the module's folder, or install it",
         ) from error
     for part in name.split("."):
         if not hasattr(found, part):

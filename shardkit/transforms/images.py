@@ -40,7 +40,7 @@ class SizeError(NotAnImageError):
 
     what = "the image does not have the size of all images in its field"
     expected = None
-    fix = "convert the dataset again, or repair the sample"
+    fix = "return uint8 from a function before crops; or convert again, or repair the sample"
 
 
 @dataclass

@@ -71,6 +71,7 @@ def module(tmp_path, monkeypatch):
 @cases(
     "given message",
     ("no_such_module:step", "cannot be imported"),
+    ("steps.py:step", "write steps:step"),
     *((name, "not the name of a transform") for name in ("os", ":step", "os:", "")),
     ("os:no_such_name", "has no 'no_such_name'"),
     ("os:path.no_such_name", "has no 'path.no_such_name'"),
