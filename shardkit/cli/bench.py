@@ -47,6 +47,7 @@ _HEADER = ("dataset", "setting", "samples/s", "spread", "stored", "times")
     batch_sizes="N,...",
     transforms="NAME,...",
     size="N",
+    decode="NAME,...",
     measures="NAME,...",
     rounds="N",
     limit="N",
@@ -153,4 +154,6 @@ def _words_of(run: dict[str, Any]) -> str:
     if run["transform"] not in (None, "none"):
         sized = run["transform"] in ("crop", "resize", "center")
         parts.append(f"{run['transform']} {run['size']}" if sized else run["transform"])
+    if run["decode"] is not None:
+        parts.append(f"decode {run['decode']}")
     return ", ".join(parts)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 STAGES = ("read", "decode", "transform", "collate", "copy")
 IDLE = "idle"  # a loading thread: enough batches are ready
 DATA = "data"  # the training thread: it waits for the next batch
+DECODER = "decoder"  # the training thread: it waits for images decoded on a GPU
 STEP = "step"  # the training thread: everything it does with a batch
 
 

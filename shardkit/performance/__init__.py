@@ -2,8 +2,9 @@
 
 Each imports only those on lines below its own:
 
-    doctor
-    bench checks monitor
-    contender findings report
+    bench
+    contender doctor
+    checks monitor on_gpu
+    findings report
     defaults machine runs
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import random
 import statistics
@@ -14,13 +15,14 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.errors import ShardkitError, ShardkitWarning, UsageError, near
+from shardkit.errors import MissingLibraryError, ShardkitError, ShardkitWarning, UsageError, near
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.progress import Progress, watched
 from shardkit.options import check_numbers
 from shardkit.performance.contender import MEASURES, Contender, Result, Setting
 from shardkit.performance.defaults import FOLDER, image_field, stored_bytes, usual_options
 from shardkit.performance.machine import about_machine
+from shardkit.performance.on_gpu import has_gpu
 from shardkit.schema import Image
 from shardkit.storage import fs
 from shardkit.stream.ranks import default_threads
@@ -28,6 +30,8 @@ from shardkit.version import versions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_PLACES = ("cpu", "gpu")  # to decode
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Sweep:
     batch_sizes: batch sizes, in samples.
     transforms: "crop", "resize", "center", "decode" or "none", or a function as "module:function".
     size: width and height of the transformed images, in pixels.
+    decode: where the images of batches for a GPU are decoded: "cpu", and then copied, or "gpu".
+        Without it, batches are NumPy arrays, and no GPU is used.
     rounds: number of counted runs of each setting.
     limit: maximum number of samples per run; a run is at most one epoch.
     """
@@ -52,18 +58,23 @@ class Sweep:
     batch_sizes: Sequence[int] = (64,)
     transforms: Sequence[str] = ("crop",)
     size: int = 224
+    decode: Sequence[str] = ()
     rounds: int = 5
     limit: int = 10_000
 
     def __post_init__(self) -> None:
         check_numbers(self, size=1, rounds=1, limit=1)
-        unknown = [measure for measure in self.measures if measure not in MEASURES]
-        if unknown or not self.measures:
-            raise UsageError(
-                "unknown measure",
-                found=", ".join(map(repr, unknown)) or "no measure",
-                expected=near(unknown[0] if unknown else "", MEASURES),
-            )
+        for noun, given, known in (
+            ("measure", self.measures, MEASURES),
+            ("place to decode", self.decode, _PLACES),
+        ):
+            unknown = [name for name in given if name not in known]
+            if unknown or not self.measures:
+                raise UsageError(
+                    f"unknown {noun}",
+                    found=", ".join(map(repr, unknown)) or "no measure",
+                    expected=near(unknown[0] if unknown else "", known),
+                )
         for name, least in {"threads": 0, "workers": 1, "batch_sizes": 1}.items():
             if any(number < least for number in getattr(self, name) or ()):
                 raise UsageError(f"{name.replace('_', ' ')} must be {least} or more")
@@ -83,6 +94,7 @@ class SweepKeywords(TypedDict, total=False):
     batch_sizes: Sequence[int]
     transforms: Sequence[str]
     size: int
+    decode: Sequence[str]
     rounds: int
     limit: int
 
@@ -223,6 +235,7 @@ def _settings(
         transforms = [name for name in asked.transforms if ":" in name] or ["none"]
         if asked.threads is None:
             threads = [0, *threads]  # loading without threads may be as fast
+    places = _places(name, encoded, asked.decode, skipped)
     workers = asked.workers
     if workers and importlib.util.find_spec("torch") is None:
         workers, skipped["workers"] = (), 'torch is not installed: pip install "shardkit[torch]"'
@@ -232,11 +245,32 @@ def _settings(
                 "batch_size": size, "transform": transform, "size": asked.size,
             }  # fmt: skip
             recipe["batch_size"] = usual_options(dataset, **recipe)["batch_size"]
-            yield from (Setting("load", number, **recipe) for number in threads)
+            for number, place in itertools.product(threads, places):
+                yield Setting("load", number, **recipe, decode=place)
             if dataset.format == FOLDER and transform != "crop" and workers:
                 skipped[f"{name}, DataLoader"] = "measured only with the transform crop"
             else:
                 yield from (Setting("load", workers=number, **recipe) for number in workers)
+
+
+def _places(
+    name: str, encoded: bool, asked: Sequence[str], skipped: dict[str, str]
+) -> Sequence[str | None]:
+    """Return where to decode the images of batches for a GPU; None: batches that are for none."""
+    if not asked:
+        return (None,)
+    if not encoded or not has_gpu():
+        reason = "torch finds no GPU" if encoded else "the dataset has no encoded images"
+        skipped[f"{name}, batches on a GPU"] = reason
+        return (None,)
+    from shardkit.stream.gpu_decoding import require_dali
+
+    try:
+        require_dali()
+    except MissingLibraryError as error:
+        skipped["decode gpu"] = f"{error.what}: {error.fix}"
+        return [place for place in asked if place != "gpu"]
+    return asked
 
 
 def _message(error: Exception) -> str:

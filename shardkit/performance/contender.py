@@ -23,6 +23,7 @@ import xxhash
 from shardkit.codecs.window import Window
 from shardkit.dataset.dataset import Dataset
 from shardkit.performance.defaults import FOLDER, image_field, open_any, usual_options
+from shardkit.performance.on_gpu import loader_on_gpu
 from shardkit.performance.runs import first_numbers
 from shardkit.storage import fs
 from shardkit.storage.page_cache import cache_from
@@ -48,6 +49,7 @@ class Setting:
     batch_size: int | None = None
     transform: str | None = None
     size: int | None = None
+    decode: str | None = None
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -131,12 +133,16 @@ class Contender:
         Open shards, the order and a DataLoader's workers are reused by the next run, as they are by
         the next epoch in training; threads and memory are new.
         """
-        options = (setting.workers, *setting.recipe.values())
+        options = (setting.workers, setting.decode, *setting.recipe.values())
+        if setting.decode:  # a decoder is reused, too
+            options += (setting.threads,)
         if options not in self._loaders:
             self._loaders[options] = self._loader(setting)
         loader = self._loaders[options]
         if isinstance(loader, StreamingDataset):
             loader = Loader(loader, threads=setting.threads)
+        elif isinstance(loader, Loader):
+            loader.set_epoch(0)
         elif isinstance(loader.dataset, StreamingDataset):
             loader.dataset.set_epoch(0)
         batches = iter(loader)
@@ -150,10 +156,13 @@ class Contender:
                 batches.close()
 
     def _loader(self, setting: Setting) -> Any:
-        """Return a StreamingDataset, or a DataLoader with some workers."""
+        """Return a StreamingDataset, a Loader onto the GPU, or a DataLoader with some workers."""
         recipe, workers = setting.recipe, setting.workers
         if workers is None:
-            return StreamingDataset(self.dataset, **usual_options(self.dataset, **recipe))
+            data = StreamingDataset(self.dataset, **usual_options(self.dataset, **recipe))
+            if setting.decode is None:
+                return data
+            return loader_on_gpu(data, decode=setting.decode, threads=setting.threads)
         from torch.utils.data import DataLoader
 
         from shardkit.stream.torch_loader import StreamingDataset as ForTorch

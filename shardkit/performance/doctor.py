@@ -14,6 +14,7 @@ from shardkit.errors import UsageError, printable
 from shardkit.helpers.clock import STAGES
 from shardkit.helpers.keywords import takes
 from shardkit.performance import findings as looks
+from shardkit.performance import on_gpu
 from shardkit.performance.checks import images, other_format, padding, shards, sorted_order
 from shardkit.performance.defaults import open_any, usual_options
 from shardkit.performance.findings import LEAST, SHARE, Case, Finding
@@ -120,6 +121,8 @@ def doctor(
     need = need or _step_rate(loader, step, seconds) or (trained.stepping if trained else None)
     case = _case(loader, default_threads(), seconds)
     of_runs = [look(case) for look in looks.OF_RUNS]
+    if need is None or case.now.rate < _ENOUGH * need:
+        of_runs.append(on_gpu.decoding(case, seconds))
     of_data = checks(loader.dataset.stream, world_size=ranks or loader.dataset.world().size)
     found = [*of_runs, *map(case.rated, of_data)]
     findings = ranked([one for one in found if one is not None], case.now.rate, need)

@@ -107,6 +107,15 @@ class Case:
         """Return the share of these stages in the time to make a batch."""
         return sum(map(self.alone.times.share, stages))
 
+    @property
+    def cropped(self) -> set[str]:
+        """The fields of images that are cropped or resized."""
+        return {
+            chain.fields[0]
+            for chain in self.loader.dataset.stream.transforms.chains
+            if any(isinstance(stage, Job) and stage.steps for stage in chain.stages)
+        }
+
     def calls(self) -> list[str]:
         """Return the user-defined functions among the transforms."""
         chains = self.loader.dataset.stream.transforms.chains
@@ -264,12 +273,7 @@ def _reads(case: Case) -> Finding | None:
 
 def _crop(case: Case) -> Finding | None:
     """Crops of JPEGs without the extension that speeds them up."""
-    stream = case.loader.dataset.stream
-    cropped = {
-        chain.fields[0]
-        for chain in stream.transforms.chains
-        if any(isinstance(stage, Job) and stage.steps for stage in chain.stages)
-    }
+    stream, cropped = case.loader.dataset.stream, case.cropped
     if MISSING is None or not cropped:
         return None
     values = (value for name, value in stream.samples.read(0).items() if name in cropped)

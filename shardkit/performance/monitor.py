@@ -8,6 +8,7 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
@@ -110,7 +111,9 @@ class Monitor(Generic[T]):
 
     def report(self) -> Report:
         """Return a report of what the loop has done so far. It prints as a table."""
-        return self._whole + self._window.report()
+        report = self._whole + self._window.report()
+        where = getattr(self.loader, "decode", None)
+        return replace(report, decode="gpu" if where == "gpu" else None)
 
     def close(self) -> None:
         """Close the log. The loop can continue without it."""

@@ -23,6 +23,7 @@ class Report:
     data: seconds of waiting for all other batches.
     step: seconds of using batches.
     usage: processors, memory, disk and GPU in use.
+    decode: "gpu" if a Loader decodes images there.
     """
 
     epochs: int = 0
@@ -34,9 +35,12 @@ class Report:
     data: float = 0.0
     step: float = 0.0
     usage: Usage = field(default_factory=Usage)
+    decode: str | None = None
 
     def __add__(self, other: Report) -> Report:
-        return Report(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+        names = vars(self).keys() - {"decode"}
+        added = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Report(**added, decode=other.decode or self.decode)
 
     @property
     def seconds(self) -> float:
@@ -91,6 +95,8 @@ class Report:
         for label, names, text in _LINES:
             if known.keys() >= set(names.split()):
                 lines.append(f"  {label:<22}" + text.format(**known))
+        if self.decode == "gpu":
+            lines.append(f"  {'images':<22}decoded on the GPU")
         if "cpu" not in known and not has_psutil():
             lines.append(f"  {'processors, disk':<22}pip install 'shardkit[monitor]' to see them")
         return "\n".join(lines)

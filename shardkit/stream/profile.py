@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardkit.helpers import clock
-from shardkit.helpers.clock import DATA, IDLE, STAGES, STEP, Clock, Spent
+from shardkit.helpers.clock import DATA, DECODER, IDLE, STAGES, STEP, Clock, Spent
 from shardkit.stream.batches import Batch
 
 
@@ -28,7 +28,8 @@ class Times:
     With threads, `data + step` is `seconds`, and the wall times in `spent` add up to
     `threads * seconds`. Without threads, `data + step` and the wall times in `spent` together add
     up to `seconds`. If the loop's thread makes the first batches, before threads are started, it is
-    a mixture of both.
+    a mixture of both. While the loop waits for images that are decoded on a
+    GPU, idle threads count as decoding, as do busy ones, besides what they do.
     """
 
     seconds: float = 0.0
@@ -175,14 +176,18 @@ class Profile:
     def times(self) -> Times:
         """Where time was spent so far."""
         loop = self._loop.read()
-        data, step = loop.pop(DATA, Spent()), loop.pop(STEP, Spent())
+        data, step, decoder = (loop.pop(name, Spent()).wall for name in (DATA, STEP, DECODER))
         inline = sum(one.wall for one in loop.values())
+        threads, made = len(self._workers), clock.total(worker.read() for worker in self._workers)
+        # Threads that are idle meanwhile do not wait for the loop.
+        late = min(decoder * threads, made[IDLE].wall)
+        decoding = {"decode": Spent(decoder * max(threads, 1)), IDLE: Spent(-late)}
         return Times(
-            data.wall + step.wall + inline,
-            len(self._workers),
+            data + step + decoder + inline,
+            threads,
             self._counts["samples"],
             self._counts["batches"],
-            data.wall,
-            step.wall,
-            clock.total([loop, *(worker.read() for worker in self._workers)]),
+            data + decoder * bool(threads),
+            step,
+            clock.total([loop, decoding, made]),
         )

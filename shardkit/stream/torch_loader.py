@@ -23,6 +23,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.worker import WorkerInfo
 
 from shardkit.errors import UsageError, warn
+from shardkit.helpers.clock import DATA, DECODER, enter
 from shardkit.helpers.keywords import takes
 from shardkit.options import check_choice
 from shardkit.stream import dataset as streaming
@@ -378,12 +379,14 @@ class Loader(loading.Loader):
 
     def _decoded(self, made: FinishedBatch, step: Step) -> FinishedBatch:
         decoding = made.batch.pop(_LATER, None)
-        failure = "" if decoding is None else decoding.failure.result()
-        if decoding is not None and not failure:
-            images = {name: made.movedim(-1, -3) for name, made in decoding.images.items()}
-            return made._replace(batch=made.batch | images)
         if decoding is None:
             return made
+        enter(DECODER)
+        failure = decoding.failure.result()
+        enter(DATA)
+        if not failure:
+            images = {name: made.movedim(-1, -3) for name, made in decoding.images.items()}
+            return made._replace(batch=made.batch | images)
         # DALI does not say which image is damaged. The same batch, errors included, of the CPU:
         transforms = copy.copy(self._later)
         transforms.planned = {}

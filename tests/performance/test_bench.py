@@ -1,6 +1,7 @@
 """`shardkit bench`: what is measured, what is skipped, what fails; never how fast anything is."""
 
 import json
+import sys
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -11,9 +12,12 @@ from click.testing import CliRunner
 import shardkit
 from shardkit.cli.bench import command
 from shardkit.errors import ShardkitError, ShardkitWarning, UsageError
+from shardkit.performance import on_gpu
 from shardkit.performance.bench import bench
 from shardkit.performance.contender import Contender, Result, Setting
+from shardkit.stream import torch_loader
 from shardkit.testing import make_image
+from tests.codecs.test_crop import needs_crop_many
 
 READ, DECODE = Setting("read", 2), Setting("decode", 2)
 LOAD = Setting("load", 2, None, 4, "crop", 16)
@@ -172,6 +176,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(images, tokens):
         ([images], {"threads": (-1,)}, "threads must be 0 or more"),
         ([images], {"workers": (0,)}, "workers must be 1 or more"),
         ([images], {"rounds": 0}, "rounds"),
+        ([images], {"decode": ["npu"]}, "unknown place to decode"),
         ([images], {"speed": 1}, "speed"),
         ([], {}, "no dataset to measure"),
         ([tokens], {"measures": ["decode"]}, "no encoded images"),
@@ -201,6 +206,36 @@ def test_without_torch_workers_are_skipped_and_that_is_said(images, monkeypatch)
     report = bench([images], workers=(2,), threads=(1,), batch_sizes=(4,), measures=["load"])
     assert settings_of(report, "load", "images") == [(1, None, 4, "crop")]
     assert "pip install" in report["skipped"]["workers"]
+
+
+@needs_crop_many
+def test_decoding_on_a_gpu_is_measured_beside_that_on_the_processor(images, tokens, monkeypatch):
+    pytest.importorskip("nvidia.dali")
+    options = {"measures": ["load"], "threads": (1, 2), "batch_sizes": (4,), "size": 16}
+    options |= {"rounds": 2, "decode": ["cpu", "gpu"], "limit": 9}
+    report = bench([images, tokens], **options)
+    assert [run["decode"] for run in report["runs"]] == [None] * 4
+    reason = "torch finds no GPU"
+    assert report["skipped"]["images, batches on a GPU"] == reason
+    assert report["skipped"]["tokens, batches on a GPU"] == "the dataset has no encoded images"
+    monkeypatch.setattr(on_gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(torch_loader, "_DEVICES", ["cpu"])
+    for transform, error in (("crop", None), ("decode", 'no field has images for decode="gpu"')):
+        report = bench([images], transforms=[transform], **options)
+        runs = [(run["threads"], run["decode"]) for run in report["runs"]]
+        assert runs == [(1, "cpu"), (1, "gpu"), (2, "cpu"), (2, "gpu")]
+        assert not report["skipped"]
+        for run in report["runs"]:
+            failed = error if run["decode"] == "gpu" else None
+            assert run["error"] is None if failed is None else run["error"].startswith(failed)
+            assert run["samples"] == ([] if failed else [8, 8])
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    words = "--measure=load --threads=1 --batch-size=4 --size=16 --rounds=1 --decode=gpu,cpu"
+    found = CliRunner().invoke(command, [str(images), *words.split(" ")])
+    assert found.exit_code == 0, found.output
+    assert "batch 4, crop 16, decode cpu" in found.output
+    assert 'pip install "shardkit[gpu]"' in found.output
+    assert ", decode gpu" not in found.output
 
 
 def test_the_command_shows_tables_and_fails_where_all_runs_do(images, tokens):

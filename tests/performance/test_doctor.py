@@ -17,12 +17,13 @@ from shardkit.errors import SampleError, UsageError
 from shardkit.formats import columns
 from shardkit.helpers.clock import Spent
 from shardkit.performance import doctor as doctoring
-from shardkit.performance import findings, runs
+from shardkit.performance import findings, on_gpu, runs
 from shardkit.performance.doctor import doctor
 from shardkit.performance.runs import Run
-from shardkit.stream import Loader
+from shardkit.stream import Loader, torch_loader
 from shardkit.stream.profile import Times
 from shardkit.transforms import images
+from tests.codecs.test_crop import needs_crop_many
 from tests.conftest import write_images
 from tests.stream.data import same, write_documents, write_photos
 
@@ -186,6 +187,43 @@ def test_a_gpu_that_gets_batches_from_ordinary_memory_is_told(photos, machine, m
         monkeypatch.setattr("torch.cuda.is_available", lambda there=there: there)
         found = [f.settings for f in doctor(loader, seconds=SECONDS).findings if f.cause == "copy"]
         assert found == [{"device": "cuda"}] * there
+
+
+@needs_crop_many
+def test_decoding_on_a_gpu_is_tried_where_decoding_takes_the_most_time(
+    tmp_path, machine, monkeypatch
+):
+    """By DALI's operators for processors, whose time is none here."""
+    pytest.importorskip("nvidia.dali")
+    path = write_photos(tmp_path / "large", samples=8, size=(480, 360))
+
+    def found(loader=Loader, steps=CROP, **options):
+        made = loader(path, batch_size=4, transforms=steps)
+        every = doctor(made, seconds=SECONDS, **options).findings
+        return [one for one in every if 'decode="gpu"' in one.seen]
+
+    assert not found()  # without a GPU
+    monkeypatch.setattr(on_gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(torch_loader, "_DEVICES", ["cpu"])
+    for kind in (Loader, shardkit.torch.Loader):
+        (one,) = found(kind)
+        assert one.settings == {"device": "cpu", "decode": "gpu"}
+        assert one.rate == pytest.approx(PROCESSORS / 3e-5)
+        assert one.gain > 50
+        assert "which did nothing else, made 133,333 samples/s" in one.seen
+    fast = shardkit.torch.Loader(path, batch_size=4, transforms=CROP, **one.settings)
+    assert not [f for f in doctor(fast, seconds=SECONDS).findings if f.settings]
+    assert not found(need=1.0)  # what loading gives is enough
+    assert not found(steps={"image": shardkit.Decode()})
+    (one,) = found(steps={"image": [*CROP.values(), abs]})
+    assert "not tried: after it, functions get whole batches, on the GPU: builtins.abs" in one.seen
+    assert one.rate is None
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    (one,) = found()
+    assert "not tried" in one.seen
+    assert "needs DALI, which is not installed" in one.seen
+    assert one.do.startswith('pip install "shardkit[gpu]"')
+    assert one.rate is None
 
 
 def test_samples_in_memory_give_the_same_batches(photos):

@@ -167,6 +167,11 @@ def test_a_report_for_people_has_what_is_known_and_no_more(clock):
         "  without waiting       1.33/s",
         "  GPU                   50% of the time in use",
     ]
+    loader = Waiting(clock, batches=3)
+    loader.decode = "gpu"
+    report = train(monitor_of(clock, loader))
+    for one in (report, report + report):
+        assert str(one).endswith("\n  images                decoded on the GPU")
 
 
 FOUR = np.array([True, True, False, True])

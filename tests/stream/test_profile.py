@@ -8,9 +8,9 @@ import pytest
 import shardkit
 from shardkit.errors import UsageError
 from shardkit.helpers import clock
-from shardkit.helpers.clock import IDLE, STAGES, Clock, Spent
+from shardkit.helpers.clock import DATA, DECODER, IDLE, STAGES, Clock, Spent
 from shardkit.stream import Loader
-from shardkit.stream.profile import Times
+from shardkit.stream.profile import Profile, Times
 from tests.conftest import write_images
 
 
@@ -118,6 +118,25 @@ def test_a_loader_that_was_not_asked_has_no_clocks(photos, monkeypatch):
     assert len(list(made)) == 5
     with pytest.raises(UsageError, match="has no profile"):
         _ = made.profile
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_waiting_for_a_gpu_that_decodes_is_decoding(hand, threads):
+    profile = Profile()
+    profile._workers = [Clock(IDLE) for _ in range(threads)]
+    profile.ask()
+    for stage, seconds in ((DECODER, 2), (DATA, 1)):
+        clock.enter(stage)
+        hand.turn(seconds)
+    profile.give({"valid": [True] * 12})
+    hand.turn(3)
+    profile.end()
+    times, many = profile.times, max(threads, 1)
+    assert (times.seconds, times.step, times.waiting) == (6, 3, 0.5)
+    assert times.data == (3 if threads else 1)
+    assert times.spent["decode"].wall == 2 * many
+    assert times.spent[IDLE].wall == 4 * threads
+    assert times.limit("decode") == times.loading == 12 / 2
 
 
 def test_times_add_up_and_print():
