@@ -307,6 +307,7 @@ def _pixels(name: str, direct: Direct, on_gpu: bool) -> Any:
     gpu: dict[str, Any] = {"hw_decoder_load": _ENGINE, "affine": False} if on_gpu else {}
     pixels = fn.decoders.image_slice(
         data, start, shape, device="mixed" if on_gpu else "cpu", output_type=types.RGB,
+        adjust_orientation=False,  # DALI sees one in more EXIF data than `crop` does
         normalized_anchor=False, normalized_shape=False, axes=(0, 1), **gpu,
     )  # fmt: skip
     pixels = fn.resize(

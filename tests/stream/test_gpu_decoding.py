@@ -258,6 +258,8 @@ def others():
     pixels = PIL.Image.fromarray(photo_like(3, 90, 70))
     made += [encoded(pixels, "PNG"), encoded(pixels, "WEBP"), encoded(pixels, "PPM")]
     made += [encoded(pixels.resize((1, 1)), "JPEG"), jpeg(1, "L"), jpeg(4, progressive=True)]
+    one, two = (b"\x12\0\3\0\0\0" + bytes([count]) for count in (1, 2))
+    made.append(jpeg(1, exif=exif(6).tobytes().replace(one, two)))  # two orientations: ignored
     return made
 
 
