@@ -338,11 +338,12 @@ class Iteration:
             made = self._loader._decoded(pending.made.result(), pending.step)
             batch = self.bad.counted(made)
             self._prefetch()  # more, if this was one of the first batches
+            batch = self._loader._deliver(batch)  # may call functions of the user
         except BaseException:
             self.close()
             raise
         self._loader._delivered(*pending.after, made.tokens)
-        return self._loader._deliver(batch)
+        return batch
 
     def close(self) -> None:
         """Stop the threads, after the rows that they are working on."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from shardkit.errors import SampleError, ShardkitError
+from shardkit.errors import SampleError, ShardkitError, UsageError
 from shardkit.transforms import functions
 from shardkit.transforms.draws import Draws
 from shardkit.transforms.functions import OF_TORCH, SAMPLE, VALUE
@@ -61,7 +61,10 @@ class Call:
 
     def of_batch(self, batch: Any) -> Any:
         """Return what the function makes of a whole batch of images, a tensor."""
-        return self._function(functions.image_for(self._library, batch))
+        made = self._function(functions.image_for(self._library, batch))
+        if made is None:
+            raise UsageError(f"the transform {self!r} returned nothing", fix="return a value")
+        return made
 
     @property
     def images(self) -> list[str]:

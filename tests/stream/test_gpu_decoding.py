@@ -334,6 +334,22 @@ def test_functions_after_the_transforms_get_whole_batches(jpegs):
         assert torch.equal(other["image"], seen[-1].float().mean(dim=(2, 3)))
 
 
+def test_a_function_that_fails_ends_the_iteration_before_its_batch(jpegs):
+    calls = []
+
+    def fails(images):
+        calls.append(images)
+        return images if len(calls) < 3 else 1 / 0
+
+    for function, error in ((fails, ZeroDivisionError), (lambda images: None, UsageError)):
+        _, made = both(jpegs, transforms={"image": [*CROP, function]})
+        iteration = iter(made)
+        with pytest.raises(error):
+            list(iteration)
+        assert made.state_dict()["samples"] == (10 if function is fails else 0)
+        assert not [*iteration]
+
+
 def test_threads_and_memory_end_with_the_loader(jpegs):
     gc.collect()
     before = threading.active_count()
