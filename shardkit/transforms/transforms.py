@@ -316,18 +316,26 @@ def _steps(given: Any, steps: Any) -> list[Step]:
 def _with_what_moves(
     given: Any, fields: tuple[str, ...], transforms: Mapping[Any, Any], schema: Schema
 ) -> tuple[str, ...]:
-    """Return the fields, and what is on the image if it alone is moved, by transforms of ours."""
-    moved = [key for key, steps in transforms.items() if _moves(steps)]
-    if moved != [given] or isinstance(given, tuple) or is_on_image(given, schema[given]):
+    """Return the fields, and what is on the image if it alone is moved, by transforms of ours.
+
+    Decoding moves it, too: EXIF turns it upright. Masks beside it remain encoded then.
+    """
+    images = [key for key in transforms if key in schema and not is_on_image(key, schema[key])]
+    cut = [key for key, steps in transforms.items() if _has(steps, Geometric)]
+    turned = [n for n in images if isinstance(schema[n], Image) and _has(transforms[n], Decode)]
+    if (cut or turned) != [given] or given not in images:
         return fields
     found = with_what_is_on(fields, schema)
+    if not cut:
+        kinds = kinds_of(found[1:], schema)
+        found = (*fields, *(n for n, kind in zip(found[1:], kinds, strict=True) if kind != MASK))
     named = {name for key in transforms for name in (key if isinstance(key, tuple) else (key,))}
     own = all(isinstance(step, Transform) for step in _listed(transforms[given]))
     return found if own and named.isdisjoint(found[1:]) else fields
 
 
-def _moves(steps: Any) -> bool:
-    return any(isinstance(step, Geometric) for step in _listed(steps))
+def _has(steps: Any, kind: type[Transform]) -> bool:
+    return any(isinstance(step, kind) for step in _listed(steps))
 
 
 def _listed(steps: Any) -> list[Any]:

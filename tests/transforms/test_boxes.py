@@ -55,14 +55,28 @@ def test_what_is_painted_stays_in_its_box(name):
     assert bool(gone) == (name in ("crop", "wide crop", "middle", "two", "jobs", "function"))
 
 
+@pytest.mark.parametrize("fields", [FIELDS, "image"])
 @pytest.mark.parametrize("steps", [Decode(), RandomHorizontalFlip(1), CenterCrop((300, 300))])
-def test_without_resizing_boxes_are_exact(steps):
+def test_without_resizing_boxes_are_exact(steps, fields):
     images = some_painted(24, 3, range(1, 9))
-    made = applied({FIELDS: steps}, [*map(stored_sample, images)], SCHEMA)
+    made = applied({fields: steps}, [*map(stored_sample, images)], SCHEMA)
     for sample, image in zip(made, images, strict=True):
         assert len(sample["boxes"]) == len(image.boxes)
         for box, colour in zip(sample["boxes"].tolist(), COLOURS, strict=False):
             assert painted_box(sample["image"], colour) == tuple(box)
+
+
+def test_decoding_turns_boxes_and_leaves_masks_encoded():
+    """As EXIF turns the image; a mask may be a picture to be decoded by its own transform."""
+    kinds = Schema({"image": shardkit.Image(), "mask": shardkit.Image(), **SCHEMA})
+    sample = stored_sample(some_painted(8, 3, range(1, 9))[5])
+    sample["mask"] = sample["image"]
+    (both,) = applied({FIELDS: Decode()}, [sample], SCHEMA)
+    for mask in ({}, {"mask": Decode()}):
+        (made,) = applied({"image": Decode(), **mask}, [sample], kinds)
+        assert isinstance(made["mask"], bytes) == (not mask)
+        assert made["boxes"].tolist() == both["boxes"].tolist() != sample["boxes"].tolist()
+        assert made["segmentation"] == both["segmentation"]
 
 
 def test_boxes_with_masks_and_pixels(tmp_path):
