@@ -18,13 +18,13 @@ from shardkit.codecs.header import read_header
 from shardkit.codecs.image import NotAnImageError, unusable
 from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.codecs.rle import counts_of
-from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION
+from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION, check_segmentation
 from shardkit.errors import SampleError, UsageError
 from shardkit.helpers.names import file_stem
 from shardkit.helpers.prefetch import in_threads
 from shardkit.options import Selection
 from shardkit.sample import Sample, key_hash
-from shardkit.schema import Image
+from shardkit.schema import Array, FieldType, Image, Int, Json, holds_classes, holds_keypoints
 from shardkit.sources.annotations import BOXES, CAPTIONS, CATEGORIES
 from shardkit.sources.base import Source
 from shardkit.storage import fs
@@ -34,6 +34,7 @@ _CROWD, _ID = "iscrowd", "image_id"
 _ROWS = (CATEGORIES, _CROWD, SEGMENTATION, KEYPOINTS)  # fields with a value per box
 _THREADS, _AHEAD = 4, 4
 _HALF = np.float32(0.5)  # COCO's keypoints are indices of pixels
+_MAX_CATEGORIES = 100_000  # without names
 
 
 class _Written(NamedTuple):
@@ -56,18 +57,20 @@ class CocoExport:
         self._images = folder / "images" / split
         self._name, self._annotations = split or "default", folder / "annotations"
         schema = source.schema
-        self._boxed = {BOXES, CATEGORIES} <= schema.keys()
-        if not self._boxed and CAPTIONS not in schema:
+        fits = {name for name, kind in schema.items() if _fits(name, kind)}
+        self._boxed = {BOXES, CATEGORIES} <= fits
+        self._captioned, self._has_id = CAPTIONS in fits, _ID in fits
+        self._rows = [name for name in _ROWS if name in fits]
+        if not self._boxed and not self._captioned:
             raise UsageError(
                 "the dataset has nothing for annotations of COCO",
                 expected="the fields boxes and categories, or captions",
                 found=", ".join(schema),
                 fix="export it --to folder, or give its fields these names with --rename",
             )
-        taken = {main, _ID, CAPTIONS, *((BOXES, *_ROWS) if self._boxed else ())}
-        left_out = [name for name in schema if name not in taken]
+        taken = fits if self._boxed else {CAPTIONS, _ID} & fits
+        left_out = [name for name in schema if name not in {main, *taken}]
         self.notes = [f"fields that COCO has no place for: {', '.join(left_out)}"] * bool(left_out)
-        self._has_id = _ID in schema
         self._names = source.class_names.get(CATEGORIES)
         self._largest = -1  # number of a category, if they have no names
         self._stems = self._all_stems()
@@ -97,7 +100,7 @@ class CocoExport:
         fs.make_folder(self._annotations)
         images: list[str] = []
         ids, turned = set[int](), 0
-        files = (("instances", self._boxed), ("captions", CAPTIONS in self._source.schema))
+        files = (("instances", self._boxed), ("captions", self._captioned))
         with contextlib.ExitStack() as stack:
             tables = {
                 name: stack.enter_context(_Table(self._annotations / f"{name}_{self._name}.json"))
@@ -154,13 +157,17 @@ class CocoExport:
             "height": header.height,
         }
         renamed = "" if stem == key else "alike" if "~" in stem else "encoded"
-        objects = self._objects(sample) if self._boxed else []
-        captions = [str(caption) for caption in _listed(sample.get(CAPTIONS) or [])]
+        objects = self._objects(sample, [header.height, header.width]) if self._boxed else []
+        captions = _values(sample, CAPTIONS) if self._captioned else []
+        if not all(isinstance(caption, str) for caption in captions):
+            raise _wrong(sample, CAPTIONS, "a list of texts", captions)
         return _Written(image, objects, captions, len(data), renamed, header.orientation != 1)
 
-    def _objects(self, sample: Sample) -> list[dict[str, Any]]:
+    def _objects(self, sample: Sample, size: list[int]) -> list[dict[str, Any]]:
         boxes = sample.get(BOXES, np.empty((0, 4)))
-        rows = {name: _listed(sample[name]) for name in _ROWS if sample.get(name) is not None}
+        if boxes.shape[1:] != (4,) or not np.isfinite(boxes).all():
+            raise _wrong(sample, BOXES, "finite numbers (n, 4)", boxes.tolist())
+        rows = {n: _values(sample, n) for n in self._rows if sample.get(n) is not None}
         for name, values in rows.items():
             if len(values) != len(boxes):
                 raise SampleError(
@@ -170,31 +177,37 @@ class CocoExport:
                     expected=f"{len(boxes):,}",
                     found=f"{len(values):,}",
                 )
+        for value in rows.get(SEGMENTATION, ()):
+            _check(sample, value, size)
         made = []
-        for number, box in enumerate(np.asarray(boxes, np.float64).tolist()):
+        for number, box in enumerate(boxes.astype(np.float64).tolist()):
             each = {name: values[number] for name, values in rows.items()}
-            made.append(self._object(sample[KEY], box, each))
+            made.append(self._object(sample, box, each))
         return made
 
-    def _object(self, key: str, box: list[float], values: dict[str, Any]) -> dict[str, Any]:
+    def _object(self, sample: Sample, box: list[float], values: dict[str, Any]) -> dict[str, Any]:
         x, y, right, bottom = box
-        kind = int(values.get(CATEGORIES, 0))
-        if kind < 0 or (self._names is not None and kind >= len(self._names)):
-            known = f"0 to {len(self._names) - 1}" if self._names else "0 and more"
+        kind, count = int(values.get(CATEGORIES, 0)), len(self._names or range(_MAX_CATEGORIES))
+        if not 0 <= kind < count:
             what = "a category that has no name"
-            raise SampleError(what, key=key, field=CATEGORIES, expected=known, found=str(kind))
+            known = f"0 to {count - 1:,}"
+            raise SampleError(
+                what, key=sample[KEY], field=CATEGORIES, expected=known, found=str(kind)
+            )
         self._largest = max(self._largest, kind)
         segmentation = values.get(SEGMENTATION)
         made: dict[str, Any] = {
             "category_id": kind + 1,
             "bbox": [*map(_plain, (x, y, right - x, bottom - y))],
             "area": _plain(_area(segmentation, (right - x) * (bottom - y))),
-            _CROWD: int(values.get(_CROWD, 0)),
+            _CROWD: int(bool(values.get(_CROWD, 0))),
         }
         if segmentation is not None:
             made[SEGMENTATION] = segmentation
         if KEYPOINTS in values:
             points = np.asarray(values[KEYPOINTS], np.float32).copy()
+            if points.shape[1:] != (3,) or not np.isfinite(points).all():
+                raise _wrong(sample, KEYPOINTS, "finite numbers (n, k, 3)", points.tolist())
             points[points[:, 2] > 0, :2] -= _HALF
             made[KEYPOINTS] = [_plain(float(str(value))) for value in points.ravel()]
             made["num_keypoints"] = int((points[:, 2] > 0).sum())
@@ -243,9 +256,40 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _listed(value: Any) -> list[Any]:
+def _fits(name: str, kind: FieldType) -> bool:
+    """Return whether a field may have values for COCO, by its name and type."""
+    if isinstance(kind, Array) and None in (kind.dtype, kind.shape):  # by another tool
+        return name in (BOXES, CATEGORIES, _CROWD, KEYPOINTS)
+    if name in (BOXES, _CROWD):
+        return isinstance(kind, Array) and (kind.shape or ())[1:] == ((4,) if name == BOXES else ())
+    fits = {CATEGORIES: holds_classes, KEYPOINTS: holds_keypoints}
+    types = {SEGMENTATION: Json, CAPTIONS: Json, _ID: Int}
+    return fits[name](kind) if name in fits else isinstance(kind, types.get(name, ()))
+
+
+def _values(sample: Sample, field: str) -> list[Any]:
     """The values of a field with one per object, which may be JSON text."""
-    return [*(json.loads(value) if isinstance(value, str) else value)]
+    value = sample.get(field)
+    found = json.loads(value) if isinstance(value, str) else [] if value is None else value
+    if not isinstance(found, list | np.ndarray):
+        raise _wrong(sample, field, "a list", found)
+    return [*found]
+
+
+def _check(sample: Sample, value: Any, size: list[int]) -> None:
+    """Raise SampleError for a value that is not the segmentation of an object on the image."""
+    try:
+        check_segmentation(value)
+    except ValueError as error:
+        raise _wrong(sample, SEGMENTATION, "polygons, RLE or null", value) from error
+    if isinstance(value, dict) and value["size"] != size:
+        raise _wrong(sample, SEGMENTATION, f"RLE of the image's size, {size}", value)
+
+
+def _wrong(sample: Sample, field: str, expected: str, found: Any) -> SampleError:
+    what = "a value is not one that COCO can have"
+    found = f"{found!r:.100}"
+    return SampleError(what, key=sample[KEY], field=field, expected=expected, found=found)
 
 
 def _plain(number: float) -> int | float:

@@ -22,6 +22,15 @@ def dataset(tmp_path_factory):
     return root
 
 
+KINDS = {
+    "image_id": shardkit.Int(),
+    "segmentation": shardkit.Json(),
+    "captions": shardkit.Json(),
+    "keypoints": shardkit.Array("<f4", (None, 2, 3)),
+}
+ONE = {"boxes": np.array([[1, 2, 11, 12]], np.float32), "categories": np.array([0])}
+
+
 def boxed(path, rows, classes=("a", "b"), **more):
     """A dataset of one image per row, with its boxes and categories."""
     file = io.BytesIO()
@@ -121,14 +130,38 @@ def test_images_that_are_turned_are_counted(tmp_path):
         ({"boxes": np.zeros((2, 4), np.float32)}, "a value for each box"),
         ({"boxes": np.zeros((1, 4), np.float32), "categories": np.array([-1])}, "has no name"),
         ({"image_id": 5}, "distinct numbers"),
+        ({**ONE, "boxes": np.full((1, 4), np.nan, np.float32)}, "boxes(?s:.)*finite"),
+        ({**ONE, "keypoints": np.full((1, 2, 3), np.inf, np.float32)}, "keypoints(?s:.)*finite"),
+        ({**ONE, "segmentation": None}, "a list"),
+        ({**ONE, "segmentation": [[[1, 2, 3]]]}, "polygons, RLE"),
+        ({**ONE, "segmentation": [{"size": [4, 6], "counts": [24]}]}, "of the image's size"),
+        ({**ONE, "segmentation": [{"size": [30, 40], "counts": "!"}]}, "polygons, RLE"),
+        ({"captions": "a text, not a list"}, "captions(?s:.)*a list"),
+        ({"captions": [1]}, "a list of texts"),
     ],
 )
 def test_samples_that_do_not_fit_are_errors(tmp_path, row, words):
-    more = {"image_id": shardkit.Int()} if "image_id" in row else {}
+    more = {name: kind for name, kind in KINDS.items() if name in row}
     boxed(tmp_path / "d", {"a": row, "b": row}, **more)
     with pytest.raises(SampleError, match=words):
         shardkit.export(tmp_path / "d", "coco", tmp_path / "x")
     assert not (tmp_path / "x").exists()
+
+
+def test_a_category_of_any_number_without_a_name_is_an_error(tmp_path):
+    boxed(tmp_path / "d", {"a": {**ONE, "categories": np.array([1 << 40])}}, ())
+    with pytest.raises(SampleError, match="no name"):
+        shardkit.export(tmp_path / "d", "coco", tmp_path / "x")
+
+
+def test_fields_of_other_types_are_left_out_and_named(tmp_path):
+    kinds = {"image_id": shardkit.Text(), "captions": shardkit.Text()}
+    row = {**ONE, "image_id": "n1", "captions": "a text"}
+    boxed(tmp_path / "d", {"a": row}, **kinds)
+    result = shardkit.export(tmp_path / "d", "coco", tmp_path / "x")
+    assert result.notes == ["fields that COCO has no place for: image_id, captions"]
+    found = json.loads((tmp_path / "x/annotations/instances_default.json").read_bytes())
+    assert [image["id"] for image in found["images"]] == [1]
 
 
 def test_a_dataset_without_objects_is_refused(tmp_path):
