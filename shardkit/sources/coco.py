@@ -107,7 +107,7 @@ class _Instances:
                 self._ignored["values of 'skeleton'"] += "skeleton" in entry
             elif list_name == "annotations" and "caption" in entry:
                 self._add_caption(entry)
-            elif list_name == "annotations" and "keypoints" in entry:
+            elif list_name == "annotations" and entry.get("keypoints") is not None:
                 self._join_keypoints(entry)
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class _Instances:
         id = entry.get("id")
         self._ids.append(id if type(id) is int and abs(id) < 2**63 else _NO_ID)
         self._add_segmentation(one, entry.get("segmentation"))
-        if "keypoints" in entry:
+        if entry.get("keypoints") is not None:
             self._add_keypoints(one, entry["keypoints"])
 
     def _add_segmentation(self, one: int, value: Any) -> None:
@@ -156,8 +156,8 @@ class _Instances:
 
     def _add_keypoints(self, one: int, values: Any) -> None:
         found = array("f", map(_number, values))
-        if len(found) % 3 or not all(map(math.isfinite, found)):
-            self._wrong[one] = "has keypoints that are not x, y and visibility"
+        if len(found) % 3 or not all(map(math.isfinite, found)) or {*found[2::3]} - {0, 1, 2}:
+            self._wrong[one] = "has keypoints that are not x, y and visibility 0, 1 or 2"
             return
         for at in range(0, len(found), 3):
             if found[at + 2]:  # COCO counts pixels

@@ -174,6 +174,7 @@ def test_keypoints_or_captions_alone(tmp_path):
     ({"segmentation": {"size": [2, 2], "counts": "é"}}, "not compressed RLE"),
     ({"keypoints": [1, 2]}, "not x, y and visibility"),
     ({"keypoints": [1, 2, float("nan")]}, "not x, y and visibility"),
+    ({"keypoints": [1, 2, 7]}, "visibility 0, 1 or 2"),
 )
 def test_shapes_that_cannot_be_are_errors_of_their_image(tmp_path, change, message):
     objects = [{**OBJECT, **change}, {**OBJECT, "id": 2, "image_id": 101}]
@@ -188,6 +189,7 @@ def test_what_does_not_fit_between_files_is_said(tmp_path):
     whole = json.loads(path.read_text())
     whole["annotations"][0]["keypoints"][9] = 7  # of a point that is not labelled
     whole["annotations"][1]["id"] = 7
+    whole["annotations"][2]["keypoints"] = None
     whole["categories"][0]["keypoints"] = ["a"]
     path.write_text(json.dumps(whole))
     source = opened(root)["train"]
