@@ -38,7 +38,10 @@ class MultiHot:
 
     def __call__(self, value: Any) -> npt.NDArray[Any]:
         """Return the vector of one sample: (classes,)."""
-        numbers = np.atleast_1d(value)
+        try:
+            numbers = np.atleast_1d(value)
+        except ValueError as error:  # lists of several lengths
+            raise self._unknown(value) from error
         none = numbers.shape == (0,)  # whose type may be float64
         if numbers.ndim != 1 or not (none or numbers.dtype.kind in "iu"):
             raise self._unknown(value)

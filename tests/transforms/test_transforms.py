@@ -148,6 +148,7 @@ def test_functions_get_fields_that_are_no_images_and_bytes_if_they_ask_for_them(
     ([0.5], None),
     ([True], None),
     ([[1]], None),
+    ([[1], [1, 2]], None),
     (["a"], None),
 )
 def test_numbers_of_classes_become_a_vector(value, expected):
