@@ -103,12 +103,17 @@ class Job(_Steps):
         return size
 
     def run(
-        self, group: Group, size: Size | None, make: Make, kinds: Sequence[str] = ()
+        self,
+        group: Group,
+        size: Size | None,
+        make: Make,
+        kinds: Sequence[str] = (),
+        optional: bool = False,
     ) -> dict[int, Failed]:
         """Replace images by pixels, masks by values, and boxes by those in the window.
 
         `size` is the size that all results must have, if known. `kinds` are the kinds of the
-        fields after the image.
+        fields after the image, which are None in samples that lack them if `optional`.
         """
         images = ImageBatch.of(group.columns[0], self.decode)
         failed = {number: Failed(error) for number, error in images.errors.items()}
@@ -124,7 +129,8 @@ class Job(_Steps):
         failed.update((n, Failed(error)) for n, error in errors.items())
         for number, window in windows.items() if kinds else ():
             if number not in failed:
-                wrong = move(group.columns[1:], kinds, number, images.header(number), window)
+                header = images.header(number)
+                wrong = move(group.columns[1:], kinds, number, header, window, optional)
                 if wrong is not None:
                     failed[number] = Failed(wrong.error, 1 + wrong.field)
         group.columns[0] = [out.get(number) for number in range(len(group.rows))]
@@ -272,7 +278,7 @@ class Chain:
             elif isinstance(stage, Job):
                 group.columns[0] = [*map(array_of, group.columns[0])]  # of functions before it
                 make = self._maker(number, group, out)
-                failed = stage.run(group, self.sizes[number], make, self.kinds)
+                failed = stage.run(group, self.sizes[number], make, self.kinds, self.whole)
             else:
                 failed = _normalize(stage, group, self._maker(number, group, out))
             for index, failure in failed.items():
@@ -320,6 +326,8 @@ class Chain:
                 if in_batch:
                     if name in masks or called:
                         out[name][row] = value
+                    continue
+                if value is None and name not in samples[row]:
                     continue
                 whole = isinstance(value, np.ndarray) and value.dtype.kind in "bui"
                 samples[row][name] = value.astype(np.int64) if whole and name in masks else value

@@ -171,7 +171,11 @@ def _albumented(
     """Call albumentations, which has names of its own for images, masks and boxes."""
     targets = _targets(compose, kinds).items()
     names = {name: to for name, to in targets if values[name] is not None}
-    made = compose(**{to: array_of(values[name]) for name, to in names.items()})
+    # A sample may have no boxes, which albumentations expects if it was told about any.
+    params = getattr(getattr(compose, "processors", {}).get("bboxes"), "params", None)
+    none = dict.fromkeys((params and params.label_fields) or (), ())
+    none |= {"bboxes": np.empty((0, 4))} if params else {}
+    made = compose(**none | {to: array_of(values[name]) for name, to in names.items()})
     if way == VALUE:
         return made["image"]
     results = {name: made[to] for name, to in names.items()}

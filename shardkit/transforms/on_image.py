@@ -166,17 +166,25 @@ def _are_rows(name: str, kind: FieldType) -> bool:
 
 
 def move(
-    columns: Sequence[list[Any]], kinds: Sequence[str], number: int, header: Header, window: Window
+    columns: Sequence[list[Any]],
+    kinds: Sequence[str],
+    number: int,
+    header: Header,
+    window: Window,
+    optional: bool = False,
 ) -> Failed | None:
     """Transform what is on an image with its window; returns the error, if any.
 
     `columns` have a list of values for each of `kinds`, of which those at `number` are replaced.
+    `optional` is whether None is a value that the sample lacks.
     """
     whole = window == Window.whole(*header.upright)
     turn = (header.orientation, (header.width, header.height), None if whole else window)
     for field, kind in sorted(enumerate(kinds), key=lambda pair: pair[1] == BOXES):
         try:
             value = columns[field][number]
+            if optional and value is None:
+                continue
             if kind in SHAPES and not (whole and header.orientation == 1):
                 columns[field][number] = moved_shapes({kind: value}, *turn)[kind]
             elif kind == IMAGE and isinstance(value, bytes):
@@ -203,6 +211,7 @@ def _move_boxes(
         is_array = isinstance(boxes, np.ndarray)
         raise BoxesError(f"{boxes.dtype} {boxes.shape}" if is_array else f"{boxes!r:.60}", at)
     rows = [n for n, kind in enumerate(kinds) if kind in (ROWS, *SHAPES)]
+    rows = [n for n in rows if columns[n][number] is not None]
     for n in rows:
         if len(columns[n][number]) != len(boxes):
             raise RowsError(f"{len(columns[n][number]):,} rows for {len(boxes):,} boxes", n)

@@ -356,6 +356,21 @@ def test_a_module_of_kornia_takes_one_image():
     refused(UsageError, "gets a single image", Transforms, kornia_flips(), OBJECTS)
 
 
+def test_a_sample_may_lack_what_is_on_its_image(monkeypatch):
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    theirs = pytest.importorskip("albumentations", reason="an example of what plugs in")
+    params = theirs.BboxParams(format="pascal_voc", label_fields=["categories"])
+    compose = theirs.Compose([theirs.HorizontalFlip(p=1)], bbox_params=params)
+    kinds = {"mask": Image(optional=True), "boxes": Array("<f4", (None, 4), optional=True)}
+    kinds |= {"categories": Array("<i8", (None,), optional=True)}
+    image = {"__key__": "a", "image": file_of(photo_like(1, 20, 20))}
+    for more in ({}, {"mask": file_of(photo_like(1, 20, 20)[:, :, 0])}):
+        for transforms in (compose, lambda sample: sample):
+            made, sample = Transforms(transforms, Schema({"image": Image(), **kinds})), image | more
+            assert made.apply([sample], draws_of(1), {}) == {}
+            assert sample.keys() == (image | more).keys()
+
+
 def test_a_sample_may_lack_other_fields_than_its_image():
     schema = Schema({"image": Image(), "label": Int(optional=True)})
     sample = {"__key__": "a", "image": file_of(photo_like(1, 20, 20))}
