@@ -33,7 +33,6 @@ KEY = "__key__"
 _CROWD, _ID = "iscrowd", "image_id"
 _ROWS = (CATEGORIES, _CROWD, SEGMENTATION, KEYPOINTS)  # fields with a value per box
 _THREADS, _AHEAD = 4, 4
-_HALF = np.float32(0.5)  # COCO's keypoints are indices of pixels
 _MAX_CATEGORIES = 100_000  # without names
 
 
@@ -110,7 +109,7 @@ class CocoExport:
             self.others += [table.path for table in tables.values()]
             written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
             for one in stack.enter_context(contextlib.closing(written)):
-                if one.image["id"] in ids:
+                if type(one.image["id"]) is not int or one.image["id"] in ids:
                     raise _twice(one.image)
                 ids.add(one.image["id"])
                 images.append(_json(one.image))
@@ -205,11 +204,11 @@ class CocoExport:
         if segmentation is not None:
             made[SEGMENTATION] = segmentation
         if KEYPOINTS in values:
-            points = np.asarray(values[KEYPOINTS], np.float32).copy()
+            points = np.array(values[KEYPOINTS], np.float64)
             if points.shape[1:] != (3,) or not np.isfinite(points).all():
                 raise _wrong(sample, KEYPOINTS, "finite numbers (n, k, 3)", points.tolist())
-            points[points[:, 2] > 0, :2] -= _HALF
-            made[KEYPOINTS] = [_plain(float(str(value))) for value in points.ravel()]
+            points[points[:, 2] > 0, :2] -= 0.5  # COCO's are indices of pixels
+            made[KEYPOINTS] = [*map(_plain, points.ravel().tolist())]
             made["num_keypoints"] = int((points[:, 2] > 0).sum())
         return made
 

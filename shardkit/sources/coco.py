@@ -155,8 +155,9 @@ class _Instances:
         self._segmentation.append(text)
 
     def _add_keypoints(self, one: int, values: Any) -> None:
-        found = array("f", map(_number, values))
-        if len(found) % 3 or not all(map(math.isfinite, found)) or {*found[2::3]} - {0, 1, 2}:
+        found = [*map(_number, values)]
+        is_finite = all(map(math.isfinite, array("f", found)))
+        if len(found) % 3 or not is_finite or {*found[2::3]} - {0, 1, 2}:
             self._wrong[one] = "has keypoints that are not x, y and visibility 0, 1 or 2"
             return
         for at in range(0, len(found), 3):
@@ -166,7 +167,7 @@ class _Instances:
             elif found[at] or found[at + 1]:
                 found[at] = found[at + 1] = 0.0
                 self._ignored["positions of keypoints that are not labelled"] += 1
-        self._keypoints[one] = found
+        self._keypoints[one] = array("f", found)
 
     def _add_caption(self, entry: Any) -> None:
         image = self._images.setdefault(entry["image_id"], len(self._images))

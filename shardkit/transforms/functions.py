@@ -23,6 +23,7 @@ VALUE, NAMES, SAMPLE = "value", "names", "sample"  # how a function takes its fi
 OF_TORCH = ("torchvision", "kornia", "torch")  # libraries whose random numbers are torch's
 _LIBRARIES = ("torchvision", "albumentations", "kornia")
 # The functions and methods of torch that take a generator.
+_LIKE = {"rand_like": "uniform_", "randn_like": "normal_"}  # take none before torch 2.10
 _RANDOM = frozenset(
     [
         "_sample_dirichlet",
@@ -39,11 +40,9 @@ _RANDOM = frozenset(
         "normal_",
         "poisson",
         "rand",
-        "rand_like",
         "randint",
         "randint_like",
         "randn",
-        "randn_like",
         "random_",
         "randperm",
         "uniform_",
@@ -126,8 +125,7 @@ def check(function: Any, way: str, kinds: Mapping[str, str]) -> str:
 
 def _check_bbox_params(function: Any, rows: list[str]) -> None:
     """Raise UsageError where albumentations would take boxes for others, or leave their rows."""
-    processor = getattr(function, "processors", {}).get("bboxes")
-    params = processor and processor.params
+    params = _box_params(function)
     if params and params.format == "pascal_voc" and {*rows} <= {*(params.label_fields or ())}:
         return
     found = f"format={params.format!r}, label_fields={params.label_fields}" if params else "none"
@@ -136,6 +134,11 @@ def _check_bbox_params(function: Any, rows: list[str]) -> None:
         expected=f'Compose(..., bbox_params=BboxParams("pascal_voc", label_fields={rows}))',
         found=found,
     )
+
+
+def _box_params(compose: Any) -> Any:
+    """Return how albumentations takes boxes; None if it takes none."""
+    return getattr(getattr(compose, "processors", {}).get("bboxes"), "params", None)
 
 
 def call(
@@ -172,15 +175,15 @@ def _albumented(
     targets = _targets(compose, kinds).items()
     names = {name: to for name, to in targets if values[name] is not None}
     # A sample may have no boxes, which albumentations expects if it was told about any.
-    params = getattr(getattr(compose, "processors", {}).get("bboxes"), "params", None)
-    none = dict.fromkeys((params and params.label_fields) or (), ())
+    params = _box_params(compose)
+    none: dict[str, Any] = dict.fromkeys((params and params.label_fields) or (), ())
     none |= {"bboxes": np.empty((0, 4))} if params else {}
     made = compose(**none | {to: array_of(values[name]) for name, to in names.items()})
     if way == VALUE:
         return made["image"]
     results = {name: made[to] for name, to in names.items()}
     for name, before in values.items():
-        if kinds.get(name) in (BOXES, ROWS) and name in results:
+        if kinds.get(name) not in (IMAGE, MASK) and name in results:
             array = np.asarray(results[name], before.dtype)
             results[name] = array.reshape(-1, *before.shape[1:])
     return {**values, **results}
@@ -191,8 +194,11 @@ _ALBUMENTED = {IMAGE: "image", MASK: "mask", BOXES: "bboxes"}
 
 def _targets(function: Any, kinds: Mapping[str, str]) -> dict[str, str]:
     """Return the name that albumentations has for each field. Raises UsageError for equal ones."""
-    more = getattr(function, "additional_targets", None) or {}
-    targets = {n: n if n in more else _ALBUMENTED.get(kind, n) for n, kind in kinds.items() if kind}
+    params = _box_params(function)
+    own = {*(getattr(function, "additional_targets", None) or ())}
+    own |= {*((params and params.label_fields) or ())}
+    known = {n: kind for n, kind in kinds.items() if kind or n in own}
+    targets = {n: n if n in own else _ALBUMENTED.get(kind, n) for n, kind in known.items()}
     twice = next((n for n, to in targets.items() if [*targets.values()].count(to) > 1), None)
     if twice is not None:
         raise UsageError(
@@ -319,8 +325,11 @@ def _seeded() -> Any:
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            more = kwargs or {}
-            if getattr(function, "__name__", "") in _RANDOM and more.get("generator") is None:
+            more, name = kwargs or {}, getattr(function, "__name__", "")
+            if name in _LIKE and more.get("generator") is None:
+                made = torch.empty_like(*args, **more)
+                return getattr(made, _LIKE[name])(generator=self._generator)
+            if name in _RANDOM and more.get("generator") is None:
                 more = {**more, "generator": self._generator}
             return function(*args, **more)
 

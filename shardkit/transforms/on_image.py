@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkit.codecs.boxes import WITH_BOXES, boxes_in, is_boxes, turned_boxes
-from shardkit.codecs.header import Header
+from shardkit.codecs.header import Header, read_header
 from shardkit.codecs.image import NotAnImageError, is_mask_name
 from shardkit.codecs.masks import MaskError, mask_of, values_of
 from shardkit.codecs.pixels import to_rgb
@@ -222,6 +222,11 @@ def _move_boxes(
         for n in rows:
             columns[n][number] = kept_rows(columns[n][number], kept)
     columns[at][number] = boxes
+
+
+def decoded_mask(data: bytes) -> Values:
+    """Return the values of an encoded mask (height, width). Raises NotAnImageError."""
+    return mask_values(data, read_header(data))
 
 
 def mask_values(value: Any, image: Header) -> Values:

@@ -37,6 +37,7 @@ from shardkit.transforms.on_image import (
     MASK,
     check_mask,
     check_rows,
+    decoded_mask,
     is_on_image,
     kinds_given,
     kinds_of,
@@ -303,7 +304,9 @@ def _steps(given: Any, steps: Any) -> list[Step]:
     made = _listed(steps)
     for step in made:
         is_class = isinstance(step, type) and (
-            issubclass(step, Transform | MultiHot) or functions.library_of(step) != ""
+            issubclass(step, Transform | MultiHot)
+            or hasattr(step, "forward")
+            or functions.library_of(step) != ""
         )
         if is_class or not (isinstance(step, Transform) or callable(step)):
             expected = "an instance of one of shardkit's, or a function"
@@ -360,9 +363,11 @@ def _chain(
     decoded = encoded and not functions.takes_bytes(steps[0])
     if any(isinstance(step, Transform) for step in steps):
         kinds = kinds_of(fields[1:], schema)
-    elif decoded:
+    elif decoded or _is_pixels(schema[fields[0]]):
         kinds = kinds_given(fields[1:], schema)
-    steps = [Decode(), *steps] if decoded else steps
+    if decoded:  # a mask has values, not colours
+        is_mask = is_on_image(fields[0], schema[fields[0]])
+        steps = [decoded_mask if is_mask else Decode(), *steps]
     if isinstance(steps[0], Transform):
         decode = steps[0] if isinstance(steps[0], Decode) else Decode()
         size = _size(steps[0], fields[0], schema[fields[0]], decode)
@@ -388,8 +393,10 @@ def _whole(function: Any, schema: Schema) -> Chain:
             expected='a dict such as {"image": shardkit.RandomResizedCrop(224)}',
             found=repr(function),
         )
-    images = [n for n, k in schema.items() if isinstance(k, Image) and not is_on_image(n, k)]
-    fields = tuple(dict.fromkeys([*images, *schema]))
+    named = [name for name, kind in schema.items() if not is_on_image(name, kind)]
+    encoded = [name for name in named if isinstance(schema[name], Image)]
+    pixels = [name for name in named if _is_pixels(schema[name])]
+    fields = tuple(dict.fromkeys([*encoded, *pixels, *schema]))
     return _chain(fields, fields, [function], schema, 0, whole=True)
 
 
@@ -504,9 +511,13 @@ def _check_channels(given: Any, stages: Sequence[Stage], pixels: Kind | None) ->
 
 def _is_image(steps: list[Step], kind: FieldType) -> bool:
     """Return whether functions get pixels: decoded ones, or those of a field of pixels."""
+    return isinstance(steps[0], Transform) or _is_pixels(kind)
+
+
+def _is_pixels(kind: FieldType) -> bool:
+    """Return whether a field has images that are decoded already, by its type."""
     shape = kind.shape if isinstance(kind, Array) and kind.dtype is not None else None
-    pixels = shape is not None and len(shape) == 3 and shape[2] in (1, 3, 4)
-    return pixels or isinstance(steps[0], Transform)
+    return shape is not None and len(shape) == 3 and shape[2] in (1, 3, 4)
 
 
 def _size(step: Transform, name: str, kind: FieldType, decode: Decode) -> Size | None:

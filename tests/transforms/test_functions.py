@@ -1,6 +1,7 @@
 """Functions of other libraries: what they get and give, and that their draws are of the sample."""
 
 import functools
+import io
 
 import numpy as np
 import PIL.Image
@@ -378,3 +379,52 @@ def test_a_sample_may_lack_other_fields_than_its_image():
     assert made[0]["label"] == 3
     errors = Transforms(lambda sample: sample, schema).apply([{"__key__": "a"}], draws_of(1), {})
     assert errors == {}
+
+
+@pytest.mark.parametrize("encoded", [True, False])
+@pytest.mark.parametrize("whole", [True, False])
+def test_albumentations_move_all_that_is_on_an_image(tmp_path, monkeypatch, encoded, whole):
+    """Also if the images are stored as pixels, and by names in a tuple."""
+    monkeypatch.setenv("NO_ALBUMENTATIONS_UPDATE", "1")
+    theirs = pytest.importorskip("albumentations", reason="an example of what plugs in")
+    pixels, plane = np.zeros((30, 40, 3), np.uint8), (None, None)
+    pixels[:, :10] = 9
+    schema = {name: Array("<i8", (None,)) for name in ("categories", "tracks")}
+    schema |= {"boxes": Array("<f4", (None, 4)), "label": Int(), "mask": Array("|u1", plane)}
+    schema |= {"image": Image() if encoded else Array("|u1", (*plane, 3))}
+    image = {"image": file_of(pixels) if encoded else pixels, "mask": pixels[:, :, 0]}
+    boxes = {"boxes": np.float32([[0, 0, 10, 30], [30, 0, 40, 30]]), "label": 1}
+    rows = {"categories": np.int64([3, 4]), "tracks": np.int64([7, 8])}
+    with shardkit.create(tmp_path / "out", "arrow", schema) as writer:
+        writer.write({"__key__": "a", **image, **boxes, **rows})
+    params = theirs.BboxParams(format="pascal_voc", label_fields=["categories", "tracks"])
+    moves = [theirs.HorizontalFlip(p=1), theirs.Crop(20, 0, 40, 30)]
+    compose = theirs.Compose(moves, bbox_params=params)
+    transforms = compose if whole else {("image", "mask", "boxes", "categories", "tracks"): compose}
+    (batch,) = Loader(tmp_path / "out", batch_size=1, transforms=transforms)
+    expected = np.zeros((30, 20), np.uint8)
+    expected[:, 10:] = 9
+    assert np.array_equal(batch["image"][0, 0], expected)
+    assert np.array_equal(batch["mask"][0], expected)
+    assert batch["boxes"][0].tolist() == [[10, 0, 20, 30]]
+    assert [batch[name][0].tolist() for name in ("categories", "tracks")] == [[3], [7]]
+
+
+def test_a_mask_alone_has_values_and_not_colours():
+    mask = PIL.Image.fromarray(np.uint8([[0, 1], [2, 1]]), "P")
+    mask.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0])
+    for made, dtype in ((mask, "uint8"), (PIL.Image.fromarray(np.uint16([[9, 999]])), "uint16")):
+        file = io.BytesIO()
+        made.save(file, "PNG")
+        sample = {"__key__": "a", "mask": file.getvalue()}
+        (found,) = applied({"mask": lambda mask: mask}, [sample], Schema({"mask": Image()}))
+        assert found["mask"].dtype == dtype
+        assert np.array_equal(found["mask"], np.asarray(made))
+
+
+def test_a_function_that_changes_type_or_channels_comes_last(photos):
+    [batch, _] = loaded(photos, 2, transforms={"image": [Resize((8, 9)), lambda p: p[:, :, :1]]})
+    assert batch["image"].shape == (4, 1, 8, 9)
+    steps = [lambda pixels: pixels[:, :, :1], Resize((8, 9))]
+    error = refused(SampleError, "size", loaded, photos, 0, transforms={"image": steps})
+    assert "function before crops" in error.fix
