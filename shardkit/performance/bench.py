@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from shardkit.dataset.dataset import Dataset
-from shardkit.errors import MissingLibraryError, ShardkitError, ShardkitWarning, UsageError, near
+from shardkit.errors import ShardkitError, ShardkitWarning, UsageError, near
 from shardkit.helpers.keywords import takes
 from shardkit.helpers.progress import Progress, watched
 from shardkit.options import check_numbers
@@ -257,20 +257,12 @@ def _places(
     name: str, encoded: bool, asked: Sequence[str], skipped: dict[str, str]
 ) -> Sequence[str | None]:
     """Return where to decode the images of batches for a GPU; None: batches that are for none."""
-    if not asked:
-        return (None,)
-    if not encoded or not has_gpu():
+    if asked and encoded and has_gpu():
+        return asked
+    if asked:
         reason = "torch finds no GPU" if encoded else "the dataset has no encoded images"
         skipped[f"{name}, batches on a GPU"] = reason
-        return (None,)
-    from shardkit.stream.gpu_decoding import require_dali
-
-    try:
-        require_dali()
-    except MissingLibraryError as error:
-        skipped["decode gpu"] = f"{error.what}: {error.fix}"
-        return [place for place in asked if place != "gpu"]
-    return asked
+    return (None,)
 
 
 def _message(error: Exception) -> str:
