@@ -20,7 +20,7 @@ from shardkit.formats.base import KEY, Column, Columns, Ranges, ShardReader
 from shardkit.helpers.indices import array
 from shardkit.metadata.shared_schema import other_numbers, renumbered, shared_schema, united_classes
 from shardkit.sample import Sample
-from shardkit.schema import Schema, check_label, is_vector
+from shardkit.schema import Schema, check_label, holds_keypoints, is_vector
 from shardkit.storage.blobs import Blobs
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ def merged_classes(
     for field in dict.fromkeys(field for _, part in filled for field in part.class_names):
         with_field = [(name, part) for name, part in filled if field in part.schema]
         tables = [(name, part.class_names.get(field)) for name, part in with_field]
-        vectors = any(is_vector(part.schema[field]) for _, part in with_field)
-        names, error = united_classes(tables, same=vectors)
+        kinds = [part.schema[field] for _, part in with_field]
+        same = any(is_vector(kind) or holds_keypoints(kind) for kind in kinds)
+        names, error = united_classes(tables, same=same)
         if names is not None:
             found[field] = names
         elif error is not None:

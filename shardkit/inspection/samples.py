@@ -35,6 +35,7 @@ from shardkit.schema import (
     Int,
     Json,
     Text,
+    holds_classes,
     images_in,
     numbers_of,
 )
@@ -157,7 +158,8 @@ def in_words(
 
 def _named(dataset: Dataset, field: str, value: Any) -> str:
     """Return the names of the first classes in a label, in parentheses; empty if there are none."""
-    names = dataset.class_names.get(field, ())
+    named = holds_classes(dataset.schema.get(field))  # not keypoints
+    names = dataset.class_names.get(field, ()) if named else ()
     some = [names[n] for n in numbers_of(value)[:_VALUES] if 0 <= n < len(names)] if names else []
     return f" ({printable(', '.join(some))})" if some else ""
 

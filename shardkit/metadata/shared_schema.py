@@ -136,10 +136,10 @@ def united_classes(
     for dataset, table in named if same else ():
         if list(table) != list(named[0][1]):
             return None, FormatError(
-                "vectors of labels have different classes in different sources",
+                "vectors of labels, or keypoints, have different names in different sources",
                 expected=f"{list(named[0][1])!r:.100}, as in {named[0][0]}",
                 found=f"{list(table)!r:.100} in {dataset}",
-                fix="make them with the same --label-columns, in the same order",
+                fix="make them with the same --label-columns or keypoints, in the same order",
             )
     found = list(dict.fromkeys(name for _, table in named for name in table))
     if all(list(table) == sorted(table) for _, table in named):

@@ -256,7 +256,13 @@ def test_columns_of_zeros_and_ones_become_a_vector(tmp_path, name, kind):
     assert vectors(tmp_path / "again") == vectors(out)
     convert(flat, tmp_path / "other", metadata=table, label_columns=WORDS[::-1])
     both = [out, tmp_path / "other"]
-    refused(ShardkitError, "vectors of labels have different", convert, both, tmp_path / "no")
+    refused(
+        ShardkitError,
+        "vectors of labels, or keypoints, have different",
+        convert,
+        both,
+        tmp_path / "no",
+    )
 
 
 def vectors(out: Path) -> dict[str, tuple[int, ...]]:

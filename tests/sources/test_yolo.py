@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 import shardkit
-from shardkit import SampleError, SourceError, UsageError
+from shardkit import SampleError, ShardkitError, SourceError, UsageError
+from shardkit.inspection.samples import in_words
 from shardkit.sources import yolo as yolo_module
 from tests.boxed import COLOURS, YAML, YOLO_NAMES, painted_box, some_painted, yolo, yolo_lines
 from tests.sources import real
@@ -246,6 +247,28 @@ def test_poses(tmp_path, each, names):
             assert not np.allclose(points[0], points[1])
             assert points[:, 2].tolist() == [2, 2 if each == 2 else 1, 0]
             assert not points[2].any()
+
+
+def test_names_of_keypoints_are_not_those_of_numbers(tmp_path):
+    """They are shown as what they are, and only datasets with the same ones are united."""
+    (image,) = some_painted(2)[1:]
+    out = {}
+    for names in ("a, b", "b, a"):
+        config = f"{YAML}kpt_shape: [2, 2]\nkpt_names:\n  0: [{names}]\n"
+        root = yolo(tmp_path / names / "x", {"train": [image]}, config=config)
+        put(root, {f"labels/train/{image.name}.txt": "0 .5 .5 .2 .2 .4 .4 .6 .6"})
+        convert(root, tmp_path / names / "out")
+        out[names] = tmp_path / names / "out/train"
+    found = shardkit.open(out["a, b"])
+    words = in_words(found, "keypoints", found[0]["keypoints"], short=True)
+    assert words.startswith("float32 (1, 2, 3): ")
+    assert "(" not in words.partition(": ")[2]
+    assert "2 keypoints: a, b" in repr(found)
+    assert "2 keypoints: a, b" in found._repr_html_()
+    assert not len(found.filter("1 in keypoints"))
+    message = "keypoints, have different names"
+    refused(ShardkitError, message, convert, [*out.values()], tmp_path / "no")
+    refused(ShardkitError, message, shardkit.concatenate, [*map(shardkit.open, out.values())])
 
 
 @cases(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardkit.errors import printable
+from shardkit.schema import holds_classes
 
 if TYPE_CHECKING:
     from shardkit.dataset.views import Views
@@ -44,7 +45,8 @@ def fields(dataset: Views) -> list[tuple[str, str]]:
         words, classes = str(kind), dataset.class_names.get(name)
         if classes is not None:
             some = ", ".join(map(_short, classes[:_CLASSES]))
-            words += f", {len(classes):,} classes: {some}" + ", ..." * (len(classes) > _CLASSES)
+            what = "classes" if holds_classes(kind) else "keypoints"
+            words += f", {len(classes):,} {what}: {some}" + ", ..." * (len(classes) > _CLASSES)
         found.append((_short(name), words))
     more = len(dataset.schema) - _FIELDS
     return [*found, ("...", f"{more:,} more fields")] if more > 0 else found
