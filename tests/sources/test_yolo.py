@@ -203,6 +203,9 @@ def test_polygons_and_oriented_boxes(tmp_path):
             polygons.append(None)
             put(root, {f"labels/train/{image.name}.txt": "\n".join(lines)})
         expected.append(polygons)
+    marked = [sum(one is not None for one in polygons) for polygons in expected]
+    some = f"oriented boxes: {sum(marked)} of {sum(map(len, expected))}; 'boxes' has the upright"
+    assert some in str(one(root).notes)
     for steps in ({}, {"resize": 40}):
         convert(root, tmp_path / f"out{len(steps)}", **steps)
     plain = shardkit.open(tmp_path / "out0/train")
