@@ -9,6 +9,7 @@ too; or, if `data.yaml` has `kpt_shape`, x, y, width, height and keypoints.
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -41,7 +42,7 @@ class Config(NamedTuple):
     names: tuple[str, ...]  # of the classes; empty: only their numbers are known
     paths: Mapping[str, str] = MappingProxyType({})  # of the images, a folder or list, by split
     points: tuple[int, int] | None = None  # keypoints of an object, and numbers of each: 2 or 3
-    point_names: tuple[str, ...] = ()
+    point_names: tuple[str, ...] | None = ()  # None: not the same for all classes
 
 
 def read_config(path: Path) -> Config | None:
@@ -86,8 +87,8 @@ def _names(given: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _points(found: Mapping[str, Any]) -> tuple[tuple[int, int] | None, tuple[str, ...]]:
-    """Return the shape of keypoints, and the names that all classes have for them."""
+def _points(found: Mapping[str, Any]) -> tuple[tuple[int, int] | None, tuple[str, ...] | None]:
+    """Return the shape of keypoints, and the names of `Config.point_names`."""
     shape = found.get("kpt_shape")
     if shape is None:
         return None, ()
@@ -100,7 +101,8 @@ def _points(found: Mapping[str, Any]) -> tuple[tuple[int, int] | None, tuple[str
         for names in (given.values() if isinstance(given, dict) else [])
         if isinstance(names, list) and len(names) == shape[0]
     }
-    return (shape[0], shape[1]), every.pop() if len(every) == 1 else ()
+    names = every.pop() if len(every) == 1 else () if given is None else None
+    return (shape[0], shape[1]), names
 
 
 def _path(split: str, given: Any) -> str:
@@ -182,6 +184,9 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
     )
     if config.points:
         read.keypoints = config.point_names or tuple(map(str, range(config.points[0])))
+        if config.point_names is None:
+            what = f"kpt_names is not {config.points[0]} names that all classes share"
+            read.notes.append(f"{what}: keypoints get numbers")
     if corners := sum(bool(one.polygon) for one in objects):
         some = f"{corners:,} of {len(objects):,}"
         what = f"lines in {folder} of corners, as of polygons and oriented boxes: {some}"
@@ -253,10 +258,11 @@ def _keypoints(line: int, values: Sequence[float], each: int) -> tuple[float, ..
     made: list[float] = []
     for at in range(0, len(values), each):
         x, y, *seen = values[at : at + each]
-        visibility = (seen[0] if seen else _VISIBLE) if min(x, y) >= 0 else 0.0
+        negative = -math.inf < min(x, y) < 0
+        visibility = 0.0 if negative else seen[0] if seen else _VISIBLE
         if visibility not in (0, 1, 2):
             raise ValueError(f"line {line} has the visibility {visibility:g} instead of 0, 1 or 2")
-        if visibility:
+        if visibility or not math.isfinite(x + y):
             _check_shares(line, (x, y))
         made += (x, y, visibility) if visibility else (0.0, 0.0, 0.0)
     return tuple(made)

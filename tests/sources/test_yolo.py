@@ -281,6 +281,9 @@ def test_names_of_keypoints_are_not_those_of_numbers(tmp_path):
     ("kpt_shape: [2, 3]", "0 .5 .5 .2 .2 .1 .1 2 .2 .2", "line 1 has 10 numbers"),
     ("kpt_shape: [2, 3]", "0 .5 .5 .2 .2 .1 .1 3 .2 .2 1", "the visibility 3 instead of"),
     ("kpt_shape: [2, 2]", "0 .5 .5 .2 .2 .1 .1 .2 9", "9, which is not a share"),
+    ("kpt_shape: [2, 2]", "0 .5 .5 .2 .2 .1 .1 .2 nan", "nan, which is not a share"),
+    ("kpt_shape: [1, 2]", "0 .5 .5 .2 .2 -inf .2", "-inf, which is not a share"),
+    ("kpt_shape: [1, 3]", "0 .5 .5 .2 .2 nan .2 0", "nan, which is not a share"),
 )
 def test_lines_of_other_kinds_are_errors_of_their_image(tmp_path, config, line, words):
     (image,) = some_painted(2)[1:]
@@ -288,6 +291,13 @@ def test_lines_of_other_kinds_are_errors_of_their_image(tmp_path, config, line, 
     put(root, {f"labels/train/{image.name}.txt": line})
     (error,) = one(root).problems
     assert words in str(error)
+
+
+def test_names_of_keypoints_that_classes_do_not_share_are_numbers(tmp_path):
+    config = YAML + "kpt_shape: [2, 2]\nkpt_names:\n  0: [a, b]\n  1: [c, d]\n"
+    source = one(yolo(tmp_path, {"train": some_painted(1)}, config=config))
+    assert source.class_names["keypoints"] == ("0", "1")
+    assert "kpt_names is not 2 names that all classes share" in str(source.notes)
 
 
 @pytest.mark.parametrize("shape", ["17", "[17, 4]", "[0, 3]", "[1e9, 3]"])
