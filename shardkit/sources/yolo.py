@@ -190,7 +190,8 @@ def read_yolo(folder: Path, images: Sequence[str], config: Config, *, stray: boo
     if corners := sum(bool(one.polygon) for one in objects):
         some = f"{corners:,} of {len(objects):,}"
         what = f"lines in {folder} of corners, as of polygons and oriented boxes: {some}"
-        read.notes.append(f"{what}; 'boxes' has the upright box around each")
+        poses = "poses need kpt_shape in data.yaml"
+        read.notes.append(f"{what}; 'boxes' has the upright box around each; {poses}")
     if absent := len(images) - len(paths):
         some = f"{absent:,} of {len(images):,}"
         read.notes.append(f"images without a label file in {folder}, thus without objects: {some}")
