@@ -286,9 +286,14 @@ def _check(sample: Sample, value: Any, size: list[int]) -> None:
 
 
 def _wrong(sample: Sample, field: str, expected: str, found: Any) -> SampleError:
-    what = "a value is not one that COCO can have"
-    found = f"{found!r:.100}"
-    return SampleError(what, key=sample[KEY], field=field, expected=expected, found=found)
+    return SampleError(
+        "a value is not one that COCO can have",
+        key=sample[KEY],
+        field=field,
+        expected=expected,
+        found=f"{found!r:.100}",
+        fix=f"repair it, or leave the field out: shardkit convert ... --drop {field}",
+    )
 
 
 def _plain(number: float) -> int | float:
