@@ -509,8 +509,12 @@ def check_label(sample: Sample, field: str, names: Sequence[str]) -> None:
 
 
 def label_of(class_names: Mapping[str, Any]) -> str:
-    """Return the name of the label field, if several fields have class names."""
-    return "label" if "label" in class_names else next(iter(class_names), "label")
+    """Return the name of the label field, if several fields have class names.
+
+    Those of keypoints are not classes.
+    """
+    others = (name for name in class_names if name != "keypoints")
+    return "label" if "label" in class_names else next(others, "label")
 
 
 def is_unicode(text: str) -> bool:

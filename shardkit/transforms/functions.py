@@ -22,8 +22,9 @@ from shardkit.transforms.on_image import BOXES, IMAGE, MASK, ROWS
 VALUE, NAMES, SAMPLE = "value", "names", "sample"  # how a function takes its fields
 OF_TORCH = ("torchvision", "kornia", "torch")  # libraries whose random numbers are torch's
 _LIBRARIES = ("torchvision", "albumentations", "kornia")
+# Older versions of torch have no generator for these, but for what they are made of.
+_LIKE = {"rand_like": "uniform_", "randn_like": "normal_", "randint_like": "random_"}
 # The functions and methods of torch that take a generator.
-_LIKE = {"rand_like": "uniform_", "randn_like": "normal_"}  # take none before torch 2.10
 _RANDOM = frozenset(
     [
         "_sample_dirichlet",
@@ -41,7 +42,6 @@ _RANDOM = frozenset(
         "poisson",
         "rand",
         "randint",
-        "randint_like",
         "randn",
         "random_",
         "randperm",
@@ -155,7 +155,8 @@ def call(
     """
     if library == "albumentations":
         return _albumented(function, way, values, kinds)
-    size = next((np.shape(v)[:2] for n, v in values.items() if kinds.get(n) == IMAGE), None)
+    images = (value for name, value in values.items() if kinds.get(name) == IMAGE)
+    size = next((np.shape(array_of(image))[:2] for image in images), None)
     given = {n: _given(library, v, kinds.get(n, ""), size, way) for n, v in values.items()}
     if way == VALUE:
         (value,) = given.values()
@@ -325,10 +326,11 @@ def _seeded() -> Any:
         def __torch_function__(
             self, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
-            more, name = kwargs or {}, getattr(function, "__name__", "")
+            more, name = {**(kwargs or {})}, getattr(function, "__name__", "")
             if name in _LIKE and more.get("generator") is None:
-                made = torch.empty_like(*args, **more)
-                return getattr(made, _LIKE[name])(generator=self._generator)
+                limits = [more.pop(limit) for limit in ("low", "high") if limit in more]
+                made = torch.empty_like(args[0], **more)
+                return getattr(made, _LIKE[name])(*args[1:], *limits, generator=self._generator)
             if name in _RANDOM and more.get("generator") is None:
                 more = {**more, "generator": self._generator}
             return function(*args, **more)

@@ -41,6 +41,8 @@ class Noise(torch.nn.Module):
         assert image.dtype == torch.uint8
         drawn = [torch.rand(2), torch.randperm(4)[:2], torch.empty(2).uniform_(), torch.randn(2)]
         drawn += [torch.bernoulli(torch.full((2,), 0.5)), torch.randint(0, 9, (2,)).float()]
+        ones = torch.ones(2)
+        drawn += [torch.rand_like(ones), torch.randn_like(ones), torch.randint_like(ones, 9)]
         drawn += [torch.distributions.Normal(0.0, 1.0).sample((2,))]
         drawn += [torch.distributions.Beta(1.0, 2.0).sample((2,))]
         drawn += [torch.distributions.Gamma(2.0, 1.0).sample((2,))]
