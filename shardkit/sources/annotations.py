@@ -323,9 +323,10 @@ def _keep(read: Read, objects: Flags) -> None:
 
 
 def share_columns(reads: Sequence[Read]) -> tuple[str, ...]:
-    """Give all splits the same columns; return the names of the keypoints, if all have the same.
+    """Give all splits the same columns; return the names of the keypoints, if there are any.
 
-    An object without keypoints gets zeros, and one without segmentation null.
+    They are numbers if the splits differ, which is noted. An object without keypoints gets zeros,
+    and one without segmentation null.
     """
     names = {read.keypoints for read in reads if KEYPOINTS in read.per_object}
     points = max((len(one) for one in names), default=0)
@@ -339,7 +340,10 @@ def share_columns(reads: Sequence[Read]) -> tuple[str, ...]:
             read.per_object.setdefault(SEGMENTATION, np.full(count, "null", object))
         if any(CAPTIONS in other.per_image for other in reads):
             read.per_image.setdefault(CAPTIONS, np.full(images, "[]", object))
-    return next(iter(names)) if len(names) == 1 else ()
+    if len(names) > 1:
+        reads[0].notes.append("the splits name keypoints differently, so they get numbers")
+        return tuple(map(str, range(points)))
+    return next(iter(names), ())
 
 
 def annotations_of(read: Read, images: Sequence[int], table: Sequence[str]) -> Annotations:

@@ -203,6 +203,20 @@ def test_what_does_not_fit_between_files_is_said(tmp_path):
     assert error.where["path"] == path
 
 
+def test_keypoints_that_splits_name_differently_get_numbers(tmp_path):
+    images = some_painted(4), some_painted(3, 1)
+    root = coco(tmp_path / "coco", *images, shapes=True)
+    path = root / "annotations/person_keypoints_val2017.json"
+    whole = json.loads(path.read_text())
+    for kind in whole["categories"]:
+        kind["keypoints"] = [name.upper() for name in kind["keypoints"]]
+    path.write_text(json.dumps(whole))
+    sources = opened(root)
+    assert {source.class_names["keypoints"] for source in sources.values()} == {tuple("0123")}
+    (note,) = [note for note in sources["train"].notes if "differently" in note]
+    assert note.startswith("the splits name keypoints")
+
+
 @cases(
     "image annotations split",
     ("images/train2017/{}.png", "annotations/instances_train2017.json", "train"),
