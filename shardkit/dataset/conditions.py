@@ -36,7 +36,7 @@ from shardkit.schema import (
     Schema,
     Text,
     Video,
-    holds_classes,
+    holds_keypoints,
     numbers_of,
 )
 
@@ -360,7 +360,7 @@ class _Reader:
         if isinstance(kind, Json):
             return value._replace(kind="any", get=lambda s: _inside(s.get(name), rest))
         if not rest:
-            names = self._names.get(name) if holds_classes(kind) else None
+            names = None if holds_keypoints(kind) else self._names.get(name)
             return value._replace(kind=kind.entry(_CALLED), get=lambda s: s.get(name), names=names)
         part = str(rest[0])
         if len(rest) > 1 or part not in self._parts(name):
