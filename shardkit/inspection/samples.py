@@ -35,7 +35,7 @@ from shardkit.schema import (
     Int,
     Json,
     Text,
-    holds_classes,
+    holds_keypoints,
     images_in,
     numbers_of,
 )
@@ -158,7 +158,7 @@ def in_words(
 
 def _named(dataset: Dataset, field: str, value: Any) -> str:
     """Return the names of the first classes in a label, in parentheses; empty if there are none."""
-    named = holds_classes(dataset.schema.get(field))  # not keypoints
+    named = not holds_keypoints(dataset.schema.get(field))
     names = dataset.class_names.get(field, ()) if named else ()
     some = [names[n] for n in numbers_of(value)[:_VALUES] if 0 <= n < len(names)] if names else []
     return f" ({printable(', '.join(some))})" if some else ""

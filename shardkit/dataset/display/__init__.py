@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shardkit.errors import printable
-from shardkit.schema import holds_classes
+from shardkit.schema import holds_keypoints
 
 if TYPE_CHECKING:
     from shardkit.dataset.views import Views
@@ -45,7 +45,7 @@ def fields(dataset: Views) -> list[tuple[str, str]]:
         words, classes = str(kind), dataset.class_names.get(name)
         if classes is not None:
             some = ", ".join(map(_short, classes[:_CLASSES]))
-            what = "classes" if holds_classes(kind) else "keypoints"
+            what = "keypoints" if holds_keypoints(kind) else "classes"
             words += f", {len(classes):,} {what}: {some}" + ", ..." * (len(classes) > _CLASSES)
         found.append((_short(name), words))
     more = len(dataset.schema) - _FIELDS

@@ -25,7 +25,7 @@ from shardkit.schema import (
     Image,
     Images,
     Video,
-    holds_classes,
+    holds_keypoints,
     images_in,
     numbers_of,
 )
@@ -156,7 +156,7 @@ class Previews:
             about = f"{value.dtype} {value.shape}"
             return join([self._picture(pixels, f"{name} of {of}: {about}"), _note(about)])
         names = self.dataset.class_names.get(name)
-        numbered = holds_classes(self.dataset.schema.get(name))  # not keypoints
+        numbered = not holds_keypoints(self.dataset.schema.get(name))
         if names is not None and numbered and isinstance(value, int | np.ndarray):
             return tag("span", self.classes(value, names))
         if isinstance(value, np.ndarray):
