@@ -83,3 +83,13 @@ def test_text_about_pointers_and_html_as_text_are_text(tmp_path):
     (tmp_path / "in/b.txt").write_bytes(HTML)
     shardkit.convert(tmp_path / "in", to="arrow", out=tmp_path / "out", workers=0)
     assert len(shardkit.open(tmp_path / "out")) == 2
+
+
+def test_values_that_only_begin_as_pointers_do_are_values(tmp_path):
+    for number, value in enumerate((b"/annex/objects/\0", b"/annex/objects/a", b"/annex/objects/")):
+        rows, out = [{"blob": value, "image": make_image(1)}], tmp_path / str(number)
+        out.mkdir()
+        shardkit.convert(rows, "wds", out / "d", workers=0)
+        shardkit.export(out / "d", "folder", out / "x")
+        shardkit.convert(out / "x", "wds", out / "again", workers=0)
+        assert shardkit.open(out / "again")[0]["blob"] == value

@@ -9,7 +9,8 @@ from shardkit.errors import ShardkitError
 
 MAX_BYTES = 1024  # of a pointer
 _LFS = re.compile(rb"version https://git-lfs\.github\.com/spec/v\d+\n(.*\n)*oid \S+\nsize \d+\n?")
-_ANNEX = re.compile(rb"/annex/objects/\S+\n?")
+# A key: BACKEND-sSIZE--NAME, as in git-annex's "key format".
+_ANNEX = re.compile(rb"/annex/objects/[A-Z0-9_]+(-[a-zA-Z]\d+)*--\S+\n?")
 _HTML = re.compile(rb"(\xef\xbb\xbf)?\s*<(!doctype\s+html|html)\b", re.IGNORECASE)
 
 
