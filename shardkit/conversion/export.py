@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,7 +34,7 @@ from shardkit.formats.wds.names import extensions
 from shardkit.formats.wds.values import ENCODERS
 from shardkit.helpers import os_errors
 from shardkit.helpers.keywords import takes
-from shardkit.helpers.names import file_stem
+from shardkit.helpers.names import file_stem, folded, why_renamed
 from shardkit.helpers.prefetch import in_threads
 from shardkit.helpers.progress import Progress, Steps, watched
 from shardkit.options import Selection
@@ -453,7 +452,7 @@ class _Export:
         """Suffixes for stems that are not unique if case and Unicode normalization are ignored, by
         the number of the sample."""
         self._alike = {}
-        stems = (_folded(_flat(stem)) for stem, _ in self._stems())
+        stems = (folded(_flat(stem)) for stem, _ in self._stems())
         hashes = np.fromiter(stems, np.uint64, len(self._source))
         _, first = np.unique(hashes, return_index=True)
         again = np.ones(len(hashes), np.bool_)
@@ -466,21 +465,18 @@ class _Export:
                 continue
             for more in itertools.count():
                 added = f"~{key_hash(key):016x}" + (f"~{number}~{more}" if more else "")
-                folded = _folded(_flat(stem + added))
-                at = int(ordered.searchsorted(np.uint64(folded)))
-                if folded not in taken and (at == len(ordered) or int(ordered[at]) != folded):
+                name = folded(_flat(stem + added))
+                at = int(ordered.searchsorted(np.uint64(name)))
+                if name not in taken and (at == len(ordered) or int(ordered[at]) != name):
                     break
-            taken.add(folded)
+            taken.add(name)
             found[number] = added
         return found
 
     def _why_renamed(self, number: int, key: str) -> str:
-        if number in self._alike:
-            return "alike"
-        stem = file_stem(key, self._suffixes)
-        if stem == key:
-            return ""
-        return "cut" if len(stem.encode()) < len(key.encode()) else "encoded"
+        return (
+            "alike" if number in self._alike else why_renamed(file_stem(key, self._suffixes), key)
+        )
 
     # --- samples
 
@@ -582,15 +578,10 @@ def _distinct(names: Iterable[str]) -> list[str]:
     found: dict[int, str] = {}
     for number, name in enumerate(names):
         more = ""
-        while _folded(name + more) in found:
+        while folded(name + more) in found:
             more += f"~{number}"
-        found[_folded(name + more)] = name + more
+        found[folded(name + more)] = name + more
     return list(found.values())
-
-
-def _folded(stem: str) -> int:
-    """Return a hash that is equal for names that some file systems do not distinguish."""
-    return key_hash(unicodedata.normalize("NFC", stem.casefold()))
 
 
 def _tell_apart(names: Sequence[str]) -> bool:

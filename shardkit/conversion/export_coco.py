@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,16 +19,15 @@ from shardkit.codecs.media import SUFFIXES_OF
 from shardkit.codecs.rle import counts_of
 from shardkit.codecs.shapes import KEYPOINTS, SEGMENTATION, check_segmentation
 from shardkit.errors import SampleError, UsageError
-from shardkit.helpers.names import file_stem
+from shardkit.formats.base import KEY
+from shardkit.helpers.names import file_stem, folded, why_renamed
 from shardkit.helpers.prefetch import in_threads
-from shardkit.options import Selection
 from shardkit.sample import Sample, key_hash
 from shardkit.schema import Array, FieldType, Image, Int, Json, holds_classes, holds_keypoints
 from shardkit.sources.annotations import BOXES, CAPTIONS, CATEGORIES
 from shardkit.sources.base import Source
 from shardkit.storage import fs
 
-KEY = "__key__"
 _CROWD, _ID = "iscrowd", "image_id"
 _ROWS = (CATEGORIES, _CROWD, SEGMENTATION, KEYPOINTS)  # fields with a value per box
 _THREADS, _AHEAD = 4, 4
@@ -73,24 +71,18 @@ class CocoExport:
         self._names = source.class_names.get(CATEGORIES)
         self._largest = -1  # number of a category, if they have no names
         self._stems = self._all_stems()
-        self.others: list[Path] = []  # files of no sample
 
-    def _all_stems(self) -> list[str]:
-        """File names without suffix; those that some file systems do not tell apart get a hash."""
-        stems, taken = list[str](), set[int]()
-        skimmed = self._source.select(np.arange(len(self._source))).skimmed()
-        skimmed.narrow(Selection((), partial=True))
-        for document in skimmed.documents():
-            if isinstance(document.sample, SampleError):
-                raise document.sample.located(path=document.name)
-            key = document.sample[KEY]
+    def _all_stems(self) -> list[tuple[str, str]]:
+        """File names without suffix, and why they differ from the keys; those that some file
+        systems do not tell apart get a hash."""
+        stems, taken = list[tuple[str, str]](), set[int]()
+        for key in self._source.all_keys():
             stem = file_stem(key, SUFFIXES_OF[Image])
             for added in ("", f"~{key_hash(key):016x}", f"~{len(stems)}"):
-                folded = key_hash(unicodedata.normalize("NFC", (stem + added).casefold()))
-                if folded not in taken:
+                if (name := folded(stem + added)) not in taken:
                     break
-            taken.add(folded)
-            stems.append(stem + added)
+            taken.add(name)
+            stems.append((stem + added, "alike" if added else why_renamed(stem, key)))
         return stems
 
     def run(self) -> Iterator[tuple[int, str]]:
@@ -106,7 +98,6 @@ class CocoExport:
                 for name, wanted in files
                 if wanted
             }
-            self.others += [table.path for table in tables.values()]
             written = in_threads(self._write, range(len(self._source)), _THREADS, _AHEAD)
             for one in stack.enter_context(contextlib.closing(written)):
                 if type(one.image["id"]) is not int or one.image["id"] in ids:
@@ -134,7 +125,7 @@ class CocoExport:
         return [{"id": n, "name": name, **more} for n, name in enumerate(names, 1)]
 
     def _write(self, number: int) -> _Written:
-        sample, stem = self._source[number], self._stems[number]
+        sample, (stem, renamed) = self._source[number], self._stems[number]
         key = sample[KEY]
         try:
             data: bytes = sample[self._main]
@@ -155,7 +146,6 @@ class CocoExport:
             "width": header.width,
             "height": header.height,
         }
-        renamed = "" if stem == key else "alike" if "~" in stem else "encoded"
         objects = self._objects(sample, [header.height, header.width]) if self._boxed else []
         captions = _values(sample, CAPTIONS) if self._captioned else []
         if not all(isinstance(caption, str) for caption in captions):
@@ -217,10 +207,10 @@ class _Table:
     """A JSON file, whose annotations are written as they come."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._count = path, 0
+        self._path, self._count = path, 0
 
     def __enter__(self) -> _Table:
-        self._file = fs.BufferedFile(self.path)
+        self._file = fs.BufferedFile(self._path)
         self._file.__enter__()
         self._file.write(b'{"annotations": [')
         return self

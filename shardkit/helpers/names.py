@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Collection
 from typing import Any
 
 import xxhash
 
 from shardkit.errors import DamagedError
+from shardkit.sample import key_hash
 
 _PART_BYTES, _BYTES = 255, 1024  # limits of systems: for a part between slashes, and for a path
 _UNSAFE = re.compile(
@@ -68,6 +70,18 @@ def file_stem(key: str, endings: Collection[str] = ()) -> str:
     if len(path.encode()) <= _MAX:
         return path
     return _cut(path.replace("/", "%2F").replace(".", "%2E"), key)
+
+
+def why_renamed(stem: str, key: str) -> str:
+    """Return why `file_stem` of a key is another name: "cut" or "encoded"; "" if it is not."""
+    if stem == key:
+        return ""
+    return "cut" if len(stem.encode()) < len(key.encode()) else "encoded"
+
+
+def folded(stem: str) -> int:
+    """Return a hash that is equal for names that some file systems do not distinguish."""
+    return key_hash(unicodedata.normalize("NFC", stem.casefold()))
 
 
 def _file_name(text: str, original: str) -> str:
