@@ -20,7 +20,6 @@ from shardkit.stream.order import EPOCHS
 from shardkit.stream.ranks import Ranks, World, find_world, world_to_send
 from shardkit.stream.schedule import START, Schedule, Step, StreamProgress, walk
 from shardkit.stream.stream import Source, Stream
-from shardkit.transforms.functions import in_numpy
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -86,8 +85,8 @@ class StreamingDataset(Familiar):
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        typed = self.stream.transforms.typed if self.stream.own_collate is None else dict
-        return (in_numpy(typed(made)) for _, _, made in self.iterate(epoch))
+        final = self.stream.transforms.in_numpy if self.stream.own_collate is None else dict
+        return (final(made) for _, _, made in self.iterate(epoch))
 
     def iterate(
         self,

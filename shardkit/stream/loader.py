@@ -43,7 +43,6 @@ from shardkit.stream.schedule import (
     walk,
 )
 from shardkit.stream.stream import Source
-from shardkit.transforms.functions import in_numpy
 from shardkit.transforms.transforms import Transforms
 
 if TYPE_CHECKING:
@@ -255,7 +254,7 @@ class Loader(Familiar):
     def _convert(self, batch: Batch) -> Batch:
         """Convert a finished batch, in the thread that finished it."""
         stream = self.dataset.stream
-        return batch if stream.own_collate else in_numpy(stream.transforms.typed(batch))
+        return batch if stream.own_collate else stream.transforms.in_numpy(batch)
 
     def _decoded(self, made: FinishedBatch, step: Step) -> FinishedBatch:
         """Wait for what is left to do for a batch, in the thread that iterates."""

@@ -155,8 +155,10 @@ def call(
     """
     if library == "albumentations":
         return _albumented(function, way, values, kinds)
-    images = (value for name, value in values.items() if kinds.get(name) == IMAGE)
-    size = next((np.shape(array_of(image))[:2] for image in images), None)
+    size = None
+    if library == "torchvision" and way != VALUE:
+        images = (value for name, value in values.items() if kinds.get(name) == IMAGE)
+        size = next((np.shape(array_of(image))[:2] for image in images), None)
     given = {n: _given(library, v, kinds.get(n, ""), size, way) for n, v in values.items()}
     if way == VALUE:
         (value,) = given.values()
@@ -292,14 +294,11 @@ def counts_of_rows(values: Mapping[str, Any], kinds: Mapping[str, str]) -> dict[
     return {name: shape[0] for name, shape in shapes.items() if shape}
 
 
-def in_numpy(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a batch or a sample with arrays instead of tensors."""
-
-    def array(value: Any) -> Any:
-        return value.numpy(force=True) if is_tensor(value) else value
-
-    lists = {n: [*map(array, v)] for n, v in batch.items() if type(v) is list}
-    return {name: lists.get(name, array(value)) for name, value in batch.items()}
+def in_numpy(value: Any) -> Any:
+    """Return the array of a tensor, or of each in a list; other values unchanged."""
+    if type(value) is list:
+        return [one.numpy(force=True) if is_tensor(one) else one for one in value]
+    return value.numpy(force=True) if is_tensor(value) else value
 
 
 # --- random numbers ------------------------------------------------------------------------------

@@ -169,6 +169,12 @@ class Transforms:
             )
         return found
 
+    def in_numpy(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a sample or a batch, `typed`, with arrays in place of the tensors of functions."""
+        found = self.typed(values)
+        found.update((n, functions.in_numpy(found[n])) for n in self.fields & found.keys())
+        return found
+
     def outputs(self) -> dict[str, Output]:
         """Return shape and dtype of the fields for which they are known before reading.
 
