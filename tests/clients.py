@@ -15,6 +15,18 @@ from typing import Any
 import pytest
 
 FOLDER = Path(sys.prefix, "clients")
+# Imports torchvision, whose compiled part is for a torch with CUDA: the rest works without.
+TORCHVISION = """
+import sys, torch
+try:
+    import torchvision
+except RuntimeError:
+    for name in [name for name in sys.modules if name.startswith("torchvision")]:
+        del sys.modules[name]
+    library = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+"""
 
 
 def run(library: str, script: str, *arguments: object, seconds: int = 240) -> Any:

@@ -55,17 +55,7 @@ labels = [int(path.split("class")[1][0]) for path in photos]
 """
 # How each section's data come into being, beside the photos.
 MADE = {
-    "ImageFolder and DataLoader": """
-import torch
-try:
-    import torchvision
-except RuntimeError:  # its compiled part is for a torch with CUDA: the rest works without
-    for name in [name for name in sys.modules if name.startswith("torchvision")]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-""",
+    "ImageFolder and DataLoader": clients.TORCHVISION,
     "webdataset": PHOTOS
     + """
 import webdataset

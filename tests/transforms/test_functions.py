@@ -145,17 +145,8 @@ def given_no_more(pixels):
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
-_TORCHVISION = """
-import functools, json, sys, torch
-try:
-    import torchvision
-except RuntimeError:  # its compiled part is for a torch with CUDA: the rest works without
-    for name in [name for name in sys.modules if name.startswith("torchvision")]:
-        del sys.modules[name]
-    library = torch.library.Library("torchvision", "DEF")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-import numpy, shardkit, torchvision
+_TORCHVISION = f"""{clients.TORCHVISION}
+import functools, json, numpy, shardkit, torchvision
 from pathlib import Path
 from torch.utils.data import DataLoader
 from torchvision import transforms as v1
